@@ -1,0 +1,36 @@
+"""Parallel decoding over one shared cache. Knows tokens, blocks and workers; nothing of LangChain.
+
+Importing this package does not import torch: `Engine` is loaded when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hogwild_engine.config import EngineConfig, SamplingParams
+from hogwild_engine.events import Paragraph, Usage
+from hogwild_engine.protocol import Protocol
+from hogwild_engine.request import Request, Worker, make_workers
+
+if TYPE_CHECKING:
+    from hogwild_engine.engine import Engine
+
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "Paragraph",
+    "Protocol",
+    "Request",
+    "SamplingParams",
+    "Usage",
+    "Worker",
+    "make_workers",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Engine":
+        from hogwild_engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

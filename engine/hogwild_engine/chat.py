@@ -1,0 +1,174 @@
+"""Messages to token ids through the model's own chat template. Message content is data: it never becomes structure.
+
+Content without added tokens is tokenised exactly as ``apply_chat_template`` does. Where content spells an added token
+(``<|im_end|>``, ``<tool_call>``, …), the spelling is replaced by a random mark before the template sees it, and the
+mark is encoded as plain text afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+from hogwild_engine.errors import NoChatTemplateError, RequestError, complaint
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+
+
+class ChatFormat:
+    """Renders conversations for one tokenizer.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        name: the model's name, for messages to the user.
+        ends: ids that end a turn.
+
+    Attributes:
+        structural: ids of added tokens, white space excepted; data never yields one.
+        hidden: ids of special tokens, which never show in text.
+    """
+
+    def __init__(self, tokenizer: Any, name: str, ends: Iterable[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._name = name
+        self._lock = Lock()  # a fast tokenizer must not be reconfigured while another thread uses it
+        self.ends = frozenset(ends)
+        self.hidden = frozenset(
+            index for index, token in tokenizer.added_tokens_decoder.items() if token.special
+        ) | frozenset(tokenizer.all_special_ids)
+        added = {
+            token.content: index for index, token in tokenizer.added_tokens_decoder.items()
+        }
+        spelled = sorted((text for text in added if text.strip()), key=len, reverse=True)
+        self._spelled = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
+        self.structural = frozenset(added[text] for text in spelled)
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the template opens a section of thoughts before the answer."""
+        return THINK_OPEN in (self._tokenizer.chat_template or "")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included, nothing cleaned up."""
+        return self._tokenizer.decode(
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of text of our own; added tokens in it are structure."""
+        with self._lock:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def encode_data(self, text: str) -> list[int]:
+        """Ids of anybody's text; no id of an added token is among them."""
+        ids: list[int] = []
+        for piece in self._harmless(text):
+            ids += self._encode_piece(piece)
+        return ids
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Ids of a conversation that the assistant is to answer.
+
+        A last message of role "assistant" is a prefix that the answer continues.
+
+        Raises:
+            NoChatTemplateError: the tokenizer has none.
+            RequestError: the template refuses the messages.
+        """
+        marks = _Marks(self._spelled)
+        safe = [marks.replace_in(message, keep=("role", "type")) for message in messages]
+        safe_tools = [marks.replace_in(tool, keep=("type",)) for tool in tools]
+        ids: list[int] = []
+        for text, is_data in marks.split(self._template(safe, safe_tools)):
+            ids += self.encode_data(text) if is_data else self.encode(text)
+        return ids
+
+    def closing(self, question: str) -> str:
+        """The text that closes an answer of the assistant, asks ``question`` as the user, and opens the next answer."""
+        mark = secrets.token_hex(8)
+        turns = [
+            {"role": "user", "content": "."},
+            {"role": "assistant", "content": mark},
+            {"role": "user", "content": question},
+        ]
+        return self._template(turns, ()).rpartition(mark)[2]
+
+    def _template(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
+        if not self._tokenizer.chat_template:
+            wanted = "a model whose tokenizer has a chat template"
+            todo = "use an instruct or chat model"
+            raise NoChatTemplateError(complaint("model", wanted, self._name, todo))
+        continues = messages[-1]["role"] == "assistant"
+        try:
+            return self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
+            )
+        except Exception as error:
+            roles = [message["role"] for message in messages]
+            wanted = f"messages that the chat template of {self._name!r} takes"
+            raise RequestError(complaint("messages", wanted, roles, str(error))) from error
+
+    def _harmless(self, text: str) -> list[str]:
+        """Cut ``text`` until no piece spells an added token."""
+        found = self._spelled.search(text)
+        if not found:
+            return [text] if text else []
+        middle = (found.start() + found.end()) // 2
+        if found.end() - found.start() == 1:
+            raise RequestError(
+                complaint("messages", "text that the tokenizer can spell", found.group())
+            )
+        return [*self._harmless(text[:middle]), *self._harmless(text[middle:])]
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        ids = self.encode(piece)
+        if self.structural.isdisjoint(ids):
+            return ids
+        if len(piece) == 1:
+            wanted = "text that the tokenizer can spell without added tokens"
+            raise RequestError(complaint("messages", wanted, piece, "leave it out"))
+        middle = len(piece) // 2
+        return [*self._encode_piece(piece[:middle]), *self._encode_piece(piece[middle:])]
+
+
+class _Marks:
+    """Random marks that stand for spellings of added tokens while a template is rendered."""
+
+    def __init__(self, spelled: re.Pattern[str]) -> None:
+        self._spelled = spelled
+        self._nonce = "h" + secrets.token_hex(12)
+        self._texts: list[str] = []
+
+    def replace_in(self, value: Any, keep: tuple[str, ...] = ()) -> Any:
+        if isinstance(value, str):
+            return self._spelled.sub(self._mark, value)
+        if isinstance(value, Mapping):
+            return {
+                self.replace_in(key): item if key in keep else self.replace_in(item)
+                for key, item in value.items()
+            }
+        if isinstance(value, (list, tuple)):
+            return [self.replace_in(item) for item in value]
+        return value
+
+    def _mark(self, found: re.Match[str]) -> str:
+        self._texts.append(found.group())
+        return f"{self._nonce}x{len(self._texts) - 1}x"
+
+    def split(self, text: str) -> list[tuple[str, bool]]:
+        """The rendered text in pieces: (text, whether it is data)."""
+        pieces = re.split(f"{self._nonce}x([0-9]+)x", text)
+        return [
+            (self._texts[int(piece)] if place % 2 else piece, bool(place % 2))
+            for place, piece in enumerate(pieces)
+            if piece
+        ]

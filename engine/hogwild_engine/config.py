@@ -1,0 +1,124 @@
+"""Settings of the engine and of sampling, checked when built. Knows no tensors and imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hogwild_engine.errors import require
+
+EMBEDDED_MODEL = "smollm2-135m"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine loads and how much it may use. One engine serves one configuration.
+
+    Args:
+        model: a hub id, a folder, a ``.gguf`` file, or the embedded ``smollm2-135m``.
+        revision: branch, tag or commit of a hub model.
+        dtype: "auto" (bfloat16 where the device computes it fast, else float32), "float32", "bfloat16", "float16".
+        device: "auto" (CUDA where there is one, else the CPU), or a torch device string.
+        num_pages: pages in the cache pool. ``None``: as many as ``memory_fraction`` allows.
+        memory_fraction: share of the device's free memory for the pool where ``num_pages`` is not given.
+        page_size: tokens a page holds.
+        max_pass_tokens: most tokens in one forward pass; longer prompts are fed in several.
+        num_threads: CPU threads of torch. ``None``: torch's default.
+        trust_remote_code: run code that comes with a model. Off unless asked for.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    model: str = EMBEDDED_MODEL
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    num_pages: int | None = None
+    memory_fraction: float = 0.2
+    page_size: int = 32
+    max_pass_tokens: int = 512
+    num_threads: int | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.model, str) and bool(self.model.strip()),
+            "model",
+            "a hub id, a folder, a .gguf file or 'smollm2-135m'",
+            self.model,
+        )
+        require(self.dtype in DTYPES, "dtype", f"one of {DTYPES}", self.dtype)
+        _require_count("page_size", self.page_size)
+        _require_count("max_pass_tokens", self.max_pass_tokens)
+        for name in ("num_pages", "num_threads"):
+            if getattr(self, name) is not None:
+                _require_count(name, getattr(self, name))
+        require(
+            0 < self.memory_fraction <= 1,
+            "memory_fraction",
+            "a share in (0, 1]",
+            self.memory_fraction,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is drawn from logits. ``None`` takes the model's ``generation_config``, else the neutral value.
+
+    The order is that of transformers: repetition penalty, temperature, top-k, top-p, min-p.
+
+    Args:
+        temperature: 0 is greedy. Neutral: 1.
+        top_p: keep the smallest set of tokens whose probability reaches this. Neutral: 1.
+        top_k: keep this many most probable tokens; 0 keeps all.
+        min_p: drop tokens less probable than this share of the most probable one. Neutral: 0.
+        repetition_penalty: divides the logits of tokens in the prompt and in the worker's own text. Neutral: 1.
+        seed: with the worker and the token's index it decides every draw. ``None``: drawn anew for each session.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_range("temperature", self.temperature, "a number of at least 0", 0)
+        _require_range("top_p", self.top_p, "a share in (0, 1]", 0, 1, open_below=True)
+        _require_range("top_k", self.top_k, "a whole number of at least 0", 0)
+        _require_range("min_p", self.min_p, "a share in [0, 1]", 0, 1)
+        _require_range(
+            "repetition_penalty", self.repetition_penalty, "a number above 0", 0, open_below=True
+        )
+        _require_range("seed", self.seed, "a whole number from 0 to 2**63 - 1", 0, MAX_SEED)
+        for name in ("top_k", "seed"):
+            value = getattr(self, name)
+            require(value is None or type(value) is int, name, "a whole number", value)
+
+
+def _require_count(name: str, value: object) -> None:
+    require(type(value) is int and value > 0, name, "a whole number above 0", value)
+
+
+def _require_range(
+    name: str,
+    value: float | None,
+    wanted: str,
+    low: float,
+    high: float = float("inf"),
+    *,
+    open_below: bool = False,
+) -> None:
+    if value is None:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    require(
+        number and low <= value <= high and not (open_below and value == low), name, wanted, value
+    )

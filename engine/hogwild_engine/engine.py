@@ -1,0 +1,310 @@
+"""`Engine`: one thread owns the model; callers submit requests from anywhere and read events."""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from hogwild_engine import hook, linear, selfcheck, weights
+from hogwild_engine.cache import KVCache, LayerShape
+from hogwild_engine.chat import ChatFormat
+from hogwild_engine.config import MAX_SEED, EngineConfig, SamplingParams
+from hogwild_engine.errors import (
+    EngineClosedError,
+    HogwildError,
+    SessionCancelledError,
+    SessionFailedError,
+)
+from hogwild_engine.events import Event, Failed
+from hogwild_engine.handle import Handle
+from hogwild_engine.plan import Plan
+from hogwild_engine.request import Request
+from hogwild_engine.runner import Runner
+from hogwild_engine.sampling import Sampling, sample
+from hogwild_engine.scheduler import Scheduler
+from hogwild_engine.session import Room, Session
+
+CHECK_TEXT = (
+    "Two people can paint a fence faster than one if each of them sees which boards the other has painted already, "
+    "and so can three or four."
+)
+MAX_CONTEXTS = 64
+"""The pool holds at most this many full contexts unless ``num_pages`` says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Numbers of an engine at one moment.
+
+    Args:
+        num_pages: pages in the pool.
+        free_pages: pages that nobody holds.
+        page_size: tokens a page holds.
+        cache_bytes: bytes of the pool, held or not.
+        running: sessions that run.
+        waiting: sessions that wait for pages.
+        passes: forward passes so far.
+        encoded_tokens: tokens that went through the model.
+        prompt_tokens: prompt tokens of finished sessions.
+        worker_tokens: tokens drawn by workers of finished sessions.
+        answer_tokens: tokens drawn for answers of finished sessions.
+        forced_tokens: tokens that protocols wrote in finished sessions.
+    """
+
+    num_pages: int
+    free_pages: int
+    page_size: int
+    cache_bytes: int
+    running: int
+    waiting: int
+    passes: int
+    encoded_tokens: int
+    prompt_tokens: int
+    worker_tokens: int
+    answer_tokens: int
+    forced_tokens: int
+
+
+class Engine:
+    """Serves several sessions in the same forward passes of one model.
+
+    Args:
+        config: what to load and how much to use.
+        loaded: a model and tokenizer that are in memory already, in place of ``config.model``.
+
+    Raises:
+        ModelNotFoundError: nothing answers to the model's name.
+        ModelRefusedError: the model failed the self-check.
+        ModelError: the model cannot be loaded.
+    """
+
+    def __init__(self, config: EngineConfig, loaded: weights.Weights | None = None) -> None:
+        self.config = config
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        loaded = loaded or weights.load(config)
+        self.tokenizer = loaded.tokenizer
+        linear.pack(loaded.model)
+        hook.register()
+        device = next(loaded.model.parameters()).device
+        shapes, windows = selfcheck.layer_shapes(loaded.model, device)
+        self.context_len = weights.context_len(loaded.model)
+        self._cache = KVCache(shapes, self._pages(shapes, device), config.page_size)
+        self._runner = Runner(loaded.model, self._cache, windows)
+        self.check_error = selfcheck.check_logits(
+            loaded.model, self._runner, self._check_ids(loaded.model)
+        )
+        generation = loaded.model.generation_config
+        ends = weights.end_tokens(generation, loaded.tokenizer)
+        self.chat = ChatFormat(loaded.tokenizer, config.model, ends)
+        self.default_sampling = weights.default_sampling(generation)
+        self._scheduler = Scheduler(self._cache, config.max_pass_tokens)
+        self._handles: dict[Session, Handle] = {}
+        self._inbox: deque[tuple[str, Session]] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._counts = dict.fromkeys(("passes", "encoded", "prompt", "worker", "answer", "forced"), 0)
+        self._thread = threading.Thread(target=self._run, name="hogwild-engine", daemon=True)
+        self._thread.start()
+        atexit.register(_close_if_alive, weakref.ref(self))
+
+    def _pages(self, shapes: Sequence[LayerShape], device: torch.device) -> int:
+        if self.config.num_pages is not None:
+            return self.config.num_pages
+        if device.type == "cuda":
+            free = torch.cuda.mem_get_info(device)[0]
+        else:
+            free = psutil.virtual_memory().available
+        page_bytes = self.config.page_size * sum(shape.bytes_per_token for shape in shapes)
+        affordable = int(free * self.config.memory_fraction) // page_bytes
+        useful = MAX_CONTEXTS * -(-self.context_len // self.config.page_size)
+        return max(1, min(affordable, useful))
+
+    def _check_ids(self, model: Any) -> list[int]:
+        ids = self.tokenizer.encode(CHECK_TEXT, add_special_tokens=False)
+        vocabulary = model.config.get_text_config().vocab_size
+        if len(ids) < sum(selfcheck.BLOCK_LENGTHS):
+            ids = ids * sum(selfcheck.BLOCK_LENGTHS)
+        return [index % vocabulary for index in ids]
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the chat template opens a section of thoughts before the answer."""
+        return self.chat.thinking
+
+    def count_tokens(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> int:
+        """Tokens of the rendered conversation.
+
+        Raises:
+            NoChatTemplateError: the tokenizer has no chat template.
+            RequestError: the template refuses the messages.
+        """
+        return len(self.chat.render(messages, tools))
+
+    def submit(self, request: Request) -> Handle:
+        """Queue a request; it runs beside those that run already.
+
+        Raises:
+            EngineClosedError: the engine was closed.
+            PromptTooLongError: the prompt fits neither the context nor the pool.
+            RequestError: the template refuses the messages.
+            NoChatTemplateError: the model's tokenizer has no chat template.
+        """
+        room = Room(self.context_len, self._cache.pool.num_pages, self.config.page_size)
+        session = Session(request, self.chat, self._decide(request.sampling), room)
+        handle = Handle(secrets.token_hex(8), lambda: self._tell("cancel", session))
+        with self._wake:
+            if self._closed:
+                raise EngineClosedError("engine: wanted an open one, got a closed one; make a new one")
+            self._handles[session] = handle
+            self._inbox.append(("add", session))
+            self._wake.notify()
+        return handle
+
+    def _decide(self, asked: SamplingParams) -> Sampling:
+        default = self.default_sampling
+        seed = asked.seed if asked.seed is not None else secrets.randbelow(MAX_SEED)
+
+        def pick(name: str) -> Any:
+            value = getattr(asked, name)
+            return getattr(default, name) if value is None else value
+
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        return Sampling(**{name: pick(name) for name in names}, seed=seed)
+
+    def stats(self) -> EngineStats:
+        """Numbers of this moment."""
+        pool, scheduler, counts = self._cache.pool, self._scheduler, self._counts
+        return EngineStats(
+            num_pages=pool.num_pages,
+            free_pages=pool.num_free,
+            page_size=pool.page_size,
+            cache_bytes=pool.num_pages * pool.page_size * self._cache.bytes_per_token,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            passes=counts["passes"],
+            encoded_tokens=counts["encoded"],
+            prompt_tokens=counts["prompt"],
+            worker_tokens=counts["worker"],
+            answer_tokens=counts["answer"],
+            forced_tokens=counts["forced"],
+        )
+
+    def close(self) -> None:
+        """End all sessions with `EngineClosedError` and stop the thread. Again is harmless."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The engine thread
+
+    def _tell(self, word: str, session: Session) -> None:
+        with self._wake:
+            self._inbox.append((word, session))
+            self._wake.notify()
+
+    def _run(self) -> None:
+        if self.config.num_threads is not None:
+            torch.set_num_threads(self.config.num_threads)
+        while self._read_inbox():
+            for session in self._scheduler.admit():
+                self._hand_over(session, session.drain())
+            self._pass()
+        for session in list(self._handles):
+            self._end(session, EngineClosedError("the engine was closed while the session ran"))
+
+    def _read_inbox(self) -> bool:
+        """Take in what callers said; sleeps while there is nothing to do. ``False`` once closed."""
+        with self._wake:
+            while not (self._closed or self._inbox or self._scheduler.running):
+                self._wake.wait()
+            told = list(self._inbox)
+            self._inbox.clear()
+        for word, session in told:
+            if word == "add":
+                self._scheduler.add(session)
+            elif session in self._handles:
+                self._end(session, SessionCancelledError("the session was cancelled"))
+        return not self._closed
+
+    def _pass(self) -> None:
+        """Schedule, run, postprocess."""
+        turns = self._scheduler.pick()
+        if not turns:
+            return
+        try:
+            plan = Plan()
+            for _, turn in turns:
+                plan.add_session(turn.feeds, turn.hidden)
+            logits = self._runner.run(plan)
+            draws = [draw for _, turn in turns for draw in turn.draws]
+            drawn = sample(logits, draws) if draws else []
+        except Exception as error:
+            for session, _ in turns:
+                self._fail(session, error)
+            return
+        self._counts["passes"] += 1
+        self._counts["encoded"] += len(plan.tokens)
+        for session, turn in turns:
+            mine, drawn = drawn[: len(turn.draws)], drawn[len(turn.draws) :]
+            try:
+                events = session.advance(mine)
+            except Exception as error:
+                self._fail(session, error)
+            else:
+                self._hand_over(session, events)
+
+    def _hand_over(self, session: Session, events: list[Event]) -> None:
+        if not events and session.finished is None:
+            return
+        handle = self._handles[session]
+        if session.finished is not None:
+            usage = session.finished.usage
+            self._counts["prompt"] += usage.prompt_tokens
+            self._counts["worker"] += sum(usage.worker_tokens.values())
+            self._counts["answer"] += usage.answer_tokens
+            self._counts["forced"] += usage.forced_tokens
+            self._scheduler.remove(session)
+            del self._handles[session]
+        handle.push(events)
+
+    def _fail(self, session: Session, cause: Exception) -> None:
+        error = cause if isinstance(cause, HogwildError) else SessionFailedError(
+            f"the engine failed while it served the session: {type(cause).__name__}: {cause}"
+        )
+        if error is not cause:
+            error.__cause__ = cause
+        self._end(session, error)
+
+    def _end(self, session: Session, error: HogwildError) -> None:
+        self._scheduler.remove(session)
+        self._handles.pop(session).push([Failed(error)])
+
+
+def _close_if_alive(engine: weakref.ref[Engine]) -> None:
+    alive = engine()
+    if alive is not None:
+        alive.close()

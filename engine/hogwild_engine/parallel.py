@@ -1,0 +1,366 @@
+"""The parallel phase: workers write paragraphs, which end, repeat, move to the history, and stop.
+
+Decides from what the workers drew what happens next. Structure is read from this state, never from text: text only
+ends a paragraph, the protocol's rules say where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from hogwild_engine import events, layout, paragraphs
+from hogwild_engine.block import Block
+from hogwild_engine.cache import KVCache
+from hogwild_engine.chat import ChatFormat
+from hogwild_engine.draft import Draft
+from hogwild_engine.events import Event, Paragraph, WorkerEnd
+from hogwild_engine.ledger import Ledger
+from hogwild_engine.prompt import missing_newlines
+from hogwild_engine.protocol import Protocol
+from hogwild_engine.request import Request
+from hogwild_engine.sampling import Drawn
+from hogwild_engine.writer import Writer
+
+
+class ParallelPhase:
+    """Workers of one session from their start to the end of the phase.
+
+    Args:
+        request: what to do.
+        protocol: by which rules.
+        chat: turns text into ids and back.
+        cache: where blocks live.
+        ledger: takes what is to be encoded.
+        emit: takes events.
+        common: the block of prompt and history; the prompt is owed already.
+
+    Attributes:
+        step: steps done.
+        history: paragraphs that this session added, in order.
+        num_forced: tokens that the protocol wrote.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        protocol: Protocol,
+        chat: ChatFormat,
+        cache: KVCache,
+        ledger: Ledger,
+        emit: Callable[[Event], None],
+        common: Block,
+    ) -> None:
+        self.protocol = protocol
+        self.step = 0
+        self.history: list[Paragraph] = []
+        self.num_forced = 0
+        self._request = request
+        self._chat = chat
+        self._ledger = ledger
+        self._emit = emit
+        self._code = protocol.paragraph_end == "fence"
+        self._stream = Block(cache) if request.layout == "arrival" else None
+        self._moves = (
+            layout.moves_paragraphs(request.layout) and request.sync_interval is not None
+        )
+        self._parts = layout.Parts(common, *self._make_headers(cache))
+        self.writers = [
+            Writer(number, worker.name, self._stream or Block(cache))
+            for number, worker in enumerate(request.workers)
+        ]
+        names = [worker.name for worker in request.workers]
+        guards = paragraphs.header_starts(protocol, names) if protocol.guards_headers else []
+        self._guards = [] if self._stream else guards
+        self._since_intervention = 0
+        self._stopped = False
+        for writer in self.writers:
+            writer.paragraph = sum(p.worker == writer.name for p in request.history)
+        self._start_workers()
+
+    def _make_headers(self, cache: KVCache) -> list[Block | None]:
+        if not layout.shows_headers(self._request.layout):
+            return [None, None, None]
+        texts = (self.protocol.others_header, self.protocol.after_other, self.protocol.own_header)
+        made: dict[str, Block | None] = {"": None}
+        for text in texts:
+            if text not in made:
+                block = made[text] = Block(cache)
+                self._force(block, text)
+        return [made[text] for text in texts]
+
+    # What the session asks
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Every block of the phase but the common one, each once."""
+        blocks = [writer.block for writer in self.writers]
+        blocks += [part for part in self._parts[1:] if part is not None]
+        return list({id(block): block for block in blocks}.values())
+
+    @property
+    def running(self) -> bool:
+        return not self._stopped and not all(writer.done for writer in self.writers)
+
+    def view(self, block: Block, writer: Writer | None) -> list[Block]:
+        """What the writer of ``block`` reads; shared text reads the common block."""
+        common = self._parts.common
+        if block is common:
+            return [common]
+        if writer is None:
+            return [common, block]
+        others = [w.block for w in self.writers if w is not writer and len(w.block)]
+        return layout.view(
+            self._request.layout,
+            self._parts,
+            others,
+            block,
+            sees_others=self._request.sync_interval is not None,
+        )
+
+    def answer_view(self, answer: Block) -> list[Block]:
+        """What the writer of the final answer reads: everything."""
+        common, others_header, after_other, _ = self._parts
+        written = [block for block in (w.block for w in self.writers) if len(block)]
+        if self._stream is not None:
+            return [common, *written[:1], answer]
+        view = [common]
+        if written and others_header is not None:
+            view.append(others_header)
+        for block in written:
+            view += [block] if after_other is None else [block, after_other]
+        return [*view, answer]
+
+    def hidden(self) -> list[Block]:
+        """Blocks of which others see nothing new in the coming pass."""
+        interval = self._request.sync_interval
+        if interval is not None and self.step % interval == 0:
+            return []
+        return [writer.block for writer in self.writers if writer.block is not self._stream]
+
+    def banned(self, writer: Writer) -> Collection[int]:
+        """Ids that ``writer`` must not draw: structure is not a worker's to write."""
+        banned = self._chat.structural - self._chat.ends
+        draft = writer.draft
+        return banned | set(draft.banned()) if draft and draft.banned() else banned
+
+    # One step
+
+    def advance(self, writer: Writer, drawn: Drawn) -> None:
+        """Take in the token that ``writer`` drew."""
+        draft = writer.draft
+        assert draft is not None
+        writer.num_drawn += 1
+        self._since_intervention += 1
+        if drawn.token in self._chat.ends:
+            self._end_turn(writer, draft)
+            return
+        writer.seen.add(drawn.token)
+        fresh = draft.add(drawn)
+        stop = self._found(draft, self._request.stop, fresh)
+        if stop is not None:
+            if self._stream:
+                self._keep(writer, draft, stop, complete=True)
+            else:
+                self._end_paragraph(writer, draft, stop, cut=True)
+            self._retire(writer, "stop")
+            return
+        guard = self._found(draft, self._guards, fresh)
+        if guard is not None:
+            self._end_paragraph(writer, draft, guard, cut=True)
+            return
+        if not draft.settled and self._settle(writer, draft):
+            return
+        end = None if self._stream else self._end_of_paragraph(draft.text, fresh)
+        if end is not None:
+            self._end_paragraph(writer, draft, end, cut=bool(draft.text[end:].strip()))
+            return
+        self._show(writer, draft.show())
+        self._ledger.owe(writer.block, [drawn.token], writer, samples=True)
+
+    def end_step(self, drew: Sequence[Writer]) -> None:
+        """All workers of this step have advanced."""
+        self.step += 1
+        self._emit(events.Step(self.step, tuple(writer.name for writer in drew)))
+        if not self._stopped:
+            self._start_workers()
+
+    def close(self, reason: WorkerEnd) -> None:
+        """End the phase: what is written of open paragraphs stays, and counts as incomplete."""
+        self._ledger.silence()
+        for writer in self.writers:
+            draft = writer.draft
+            if draft is not None and self._says_something(draft.text):
+                self._keep(writer, draft, None, complete=False)
+            self._retire(writer, reason)
+
+    # Paragraphs
+
+    def _start_workers(self) -> None:
+        for writer in self.writers:
+            due = self.protocol.stagger * writer.number <= self.step
+            if due and writer.draft is None and not writer.done:
+                self._open_paragraph(writer)
+
+    def _open_paragraph(self, writer: Writer, lead: Sequence[int] = ()) -> None:
+        """Start ``writer``'s next paragraph, behind the ``lead`` tokens that are still owed to its block."""
+        first = writer.num_drawn == 0
+        writer.paragraph += 1
+        forced = self.protocol.opening
+        if first and not self._request.history:
+            forced += self.protocol.first_words_for(writer.number, writer.name)
+        every = self.protocol.intervention_tokens
+        if not first and every is not None and self._since_intervention >= every:
+            self._since_intervention = 0
+            forced += " " + self.protocol.intervention
+            text = self.protocol.intervention
+            self._emit(events.Intervention(self.step + 1, writer.name, text))
+        header = "" if self._stream else self.protocol.header_for(writer.name, writer.paragraph)
+        start = len(writer.block)
+        tokens = [*lead, *self._chat.encode(header + forced)]
+        if not tokens:  # a first row to draw from
+            tokens = self._chat.encode("\n")
+        self.num_forced += len(tokens) - len(lead)
+        self._ledger.owe(writer.block, tokens, writer, samples=True)
+        writer.draft = Draft(
+            self._chat.decode,
+            self._chat.hidden,
+            forced,
+            base=len(writer.block),
+            start=start,
+            watched=[*self._request.stop, *self._guards],
+            settled=self.protocol.max_repeats is None or self._stream is not None,
+        )
+        self._show(writer, writer.draft.show())
+
+    def _end_turn(self, writer: Writer, draft: Draft) -> None:
+        """The worker drew an end-of-turn token."""
+        says = self._says_something(draft.text)
+        ends_session = self.protocol.end_of_turn == "ends_session"
+        if says and not ends_session and not self._stream:
+            self._end_paragraph(writer, draft, len(draft.text), cut=True)
+            return
+        if says:
+            self._keep(writer, draft, None, complete=True)
+        self._retire(writer, "end_of_turn")
+        self._stopped = self._stopped or ends_session
+
+    def _end_paragraph(self, writer: Writer, draft: Draft, length: int, *, cut: bool) -> None:
+        """Close the paragraph after ``length`` characters; ``cut`` leaves out tokens that reach beyond."""
+        text = draft.text[:length]
+        if self.protocol.max_repeats is not None and not self._says_something(text):
+            written = text[len(draft.forced) :].lstrip()
+            self._retry(writer, draft, 0, gives_up=self._code and written.startswith("```"))
+            return
+        if not draft.settled and self._settle(writer, draft, ended=True):
+            return
+        raw = draft.text
+        kept = draft.tokens_within(length) if cut else len(draft.drawn)
+        self._keep(writer, draft, length, complete=True)
+        ending: list[int] = []
+        if cut:
+            writer.block.truncate(draft.base + kept)
+            raw = text
+        else:
+            ending = [draft.drawn[-1].token]
+        self._move_and_reopen(writer, ending, self._closing(raw))
+
+    def _closing(self, text: str) -> list[int]:
+        """What must follow a paragraph's text so that the next one starts after a blank line."""
+        closing = ""
+        if paragraphs.fence_is_open(text):
+            closing = ("" if text.endswith("\n") else "\n") + "```"
+        return self._chat.encode(closing + missing_newlines(text + closing))
+
+    def _move_and_reopen(self, writer: Writer, ending: list[int], closing: list[int]) -> None:
+        opens = self.protocol.ending_token == "opens" and bool(ending)
+        lead = ending if opens else [*ending, *closing]
+        self.num_forced += 0 if opens else len(closing)
+        if self._moves:
+            writer.block.move_to(self._parts.common)
+            if not opens:
+                self._ledger.owe(self._parts.common, lead)
+                lead = []
+        writer.draft = None
+        if self.protocol.stops_on_boxed and paragraphs.boxed_answer(self.history[-1].text):
+            self._stopped = True
+            self._ledger.owe(self._parts.common if self._moves else writer.block, lead)
+            return
+        self._open_paragraph(writer, lead)
+
+    def _keep(
+        self, writer: Writer, draft: Draft, length: int | None, *, complete: bool
+    ) -> None:
+        """Add the paragraph to the history."""
+        draft.settled = True
+        self._show(writer, draft.finish(length))
+        paragraph = Paragraph(
+            writer.name, writer.paragraph, draft.shown, complete, step=self.step + 1
+        )
+        self.history.append(paragraph)
+        self._emit(events.ParagraphFinished(self.step + 1, len(self.history) - 1, paragraph))
+
+    def _retire(self, writer: Writer, reason: WorkerEnd) -> None:
+        """The worker writes no more; an open paragraph that is not in the history is dropped."""
+        if writer.done:
+            return
+        draft, writer.draft, writer.done = writer.draft, None, True
+        if draft is not None and self._stream is None and not self._in_history(writer):
+            self._ledger.forget(writer.block)
+            writer.block.truncate(draft.start)
+        self._emit(events.WorkerFinished(self.step + 1, writer.name, reason))
+
+    def _in_history(self, writer: Writer) -> bool:
+        last = [p.number for p in self.history if p.worker == writer.name]
+        return bool(last) and last[-1] == writer.paragraph
+
+    # Repeats
+
+    def _settle(self, writer: Writer, draft: Draft, *, ended: bool = False) -> bool:
+        """Compare the paragraph's opening with the others'; returns whether the paragraph was rewound or dropped."""
+        span = paragraphs.opening(draft.text, code=self._code, ended=ended)
+        if span is None:
+            return False
+        others = [p.text for p in (*self._request.history, *self.history)]
+        others += [w.draft.text for w in self.writers if w.draft and w is not writer and w.draft.settled]
+        if not paragraphs.repeats(span.key, others, code=self._code):
+            draft.settled = True
+            return False
+        self._retry(writer, draft, draft.weakest_within(span.start, span.stop))
+        return True
+
+    def _retry(
+        self, writer: Writer, draft: Draft, keep: int, *, gives_up: bool = False
+    ) -> None:
+        """Rewind to behind the first ``keep`` drawn tokens, or let the worker go where that was tried enough."""
+        limit = self.protocol.max_repeats or 0
+        if gives_up or draft.attempts >= limit or not draft.drawn:
+            self._retire(writer, "end_of_turn" if gives_up else "repeats")
+            return
+        draft.rewind(keep)
+        last = draft.base + keep - 1
+        token = writer.block.tokens[last]
+        writer.block.truncate(last)
+        self._ledger.owe(writer.block, [token], writer, samples=True)
+
+    # Small things
+
+    def _force(self, block: Block, text: str) -> None:
+        tokens = self._chat.encode(text)
+        self.num_forced += len(tokens)
+        self._ledger.owe(block, tokens)
+
+    def _found(self, draft: Draft, strings: Sequence[str], fresh: int) -> int | None:
+        longest = max(map(len, strings), default=0)
+        since = max(len(draft.forced), fresh - longest)
+        return paragraphs.first_of(draft.text, strings, since) if strings else None
+
+    def _end_of_paragraph(self, text: str, fresh: int) -> int | None:
+        rule, min_chars = self.protocol.paragraph_end, self.protocol.min_chars
+        return paragraphs.paragraph_end(text, fresh, rule, min_chars)
+
+    def _says_something(self, text: str) -> bool:
+        return paragraphs.has_content(text, code=self._code)
+
+    def _show(self, writer: Writer, text: str) -> None:
+        if text:
+            self._emit(events.Token(self.step + 1, writer.name, writer.paragraph, text))

@@ -1,0 +1,115 @@
+"""One forward pass as data: which tokens, where they are written, what each of them reads. Plain integers that pickle.
+
+A row is a row: prompt, decoded token, header, finisher are the same thing here. Rows of one session are contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hogwild_engine.block import Block
+
+
+class Feed(NamedTuple):
+    """Tokens of one block that a pass encodes.
+
+    Args:
+        block: holds their ids already; their keys and values are missing.
+        start: local position of the first of them.
+        count: how many they are, at least one.
+        view: the blocks that they read, in order; ``block`` comes last.
+        samples: whether the next token is drawn from the last row's logits.
+    """
+
+    block: Block
+    start: int
+    count: int
+    view: Sequence[Block]
+    samples: bool = False
+
+
+class Entry(NamedTuple):
+    """One appearance of a block in the views of consecutive rows: parallel lists, one item a row.
+
+    Args:
+        pages: the block's pages.
+        first_row: the first row of the lists.
+        deltas: how far the row's own block starts behind this one in the row's view: the extra rotation.
+        hi: one past the last visible token; 0 where the row does not read the block.
+        offsets: distance in the view between the row and the block's first token, for sliding windows.
+    """
+
+    pages: list[int]
+    first_row: int
+    deltas: list[int]
+    hi: list[int]
+    offsets: list[int]
+
+
+@dataclass
+class Plan:
+    """All rows of one pass.
+
+    Attributes:
+        tokens: token id of each row.
+        positions: block-local position of each row.
+        slots: where each row's key and value go.
+        sampled: rows whose logits are wanted, in the order of the sampling feeds.
+        entries: what the rows read, by `Entry`.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+
+    def add_session(self, feeds: Sequence[Feed], hidden: Collection[Block] = ()) -> None:
+        """Add one session's rows.
+
+        Args:
+            feeds: what is encoded, in order; several may belong to one block.
+            hidden: blocks of which others see no more than before. All others become visible whole, tokens of this
+                pass included.
+        """
+        for feed in feeds:
+            for block in feed.view:
+                if not any(block is unseen for unseen in hidden):
+                    block.visible_len = len(block)
+        entries: dict[tuple[int, int], Entry] = {}
+        for feed in feeds:
+            stop = feed.start + feed.count
+            self._read(feed, entries)
+            self.tokens += feed.block.tokens[feed.start : stop]
+            self.positions += range(feed.start, stop)
+            self.slots += feed.block.slots(feed.start, stop)
+            if feed.samples:
+                self.sampled.append(len(self.tokens) - 1)
+        self.entries += entries.values()
+
+    def _read(self, feed: Feed, entries: dict[tuple[int, int], Entry]) -> None:
+        row, start, count = len(self.tokens), feed.start, feed.count
+        lengths = [block.visible_len for block in feed.view[:-1]]
+        own_start = sum(lengths)
+        block_start = 0
+        appearances: dict[int, int] = {}
+        for block, length in zip(feed.view, [*lengths, start + count], strict=True):
+            appearance = appearances[id(block)] = appearances.get(id(block), -1) + 1
+            if length:
+                key = (id(block), appearance)
+                entry = entries.setdefault(key, Entry(list(block.pages), row, [], [], []))
+                unread = [0] * (row - entry.first_row - len(entry.hi))
+                own = block is feed.view[-1]
+                seen = range(start + 1, start + count + 1) if own else [length] * count
+                first = own_start + start - block_start
+                entry.deltas.extend([*unread, *[own_start - block_start] * count])
+                entry.hi.extend([*unread, *seen])
+                entry.offsets.extend([*unread, *range(first, first + count)])
+            block_start += length
+
+
+def view_len(view: Sequence[Block]) -> int:
+    """Tokens in a view: what others have made visible, and all of the own block, which comes last."""
+    return sum(block.visible_len for block in view[:-1]) + len(view[-1])

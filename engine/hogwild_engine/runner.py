@@ -1,0 +1,86 @@
+"""Plan in, logits out. Knows the model and the cache; not sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hogwild_kernels import BlockTable
+
+from hogwild_engine.cache import KVCache
+from hogwild_engine.hook import ATTENTION_NAME, PassTensors
+from hogwild_engine.plan import Plan
+from hogwild_engine.rope import Rotation
+
+
+class Runner:
+    """Runs passes of an unmodified transformers model over the shared cache.
+
+    Args:
+        model: a causal language model; its attention implementation is switched to ours.
+        cache: where keys and values live.
+        windows: the sliding window of each layer, ``None`` where it sees everything.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, cache: KVCache, windows: list[int | None]
+    ) -> None:
+        self.cache = cache
+        self._model: Any = model
+        self._kinds = [
+            (shape.rotation, window, shape.device)
+            for shape, window in zip(cache.shapes, windows, strict=True)
+        ]
+        self._device = cache.shapes[0].device
+        self._model.set_attn_implementation(ATTENTION_NAME)
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> torch.Tensor:
+        """Write the plan's rows to the cache and return the logits of its sampled rows, float32 ``[R, V]``."""
+        tables = {kind: _table(plan, *kind) for kind in dict.fromkeys(self._kinds)}
+        slots = torch.tensor(plan.slots)
+        tensors = PassTensors(
+            self.cache,
+            {device: slots.to(device) for _, _, device in tables},
+            [tables[kind] for kind in self._kinds],
+        )
+        keep = plan.sampled or [len(plan.tokens) - 1]
+        logits = self._model(
+            input_ids=torch.tensor([plan.tokens], device=self._device),
+            position_ids=torch.tensor([plan.positions], device=self._device),
+            logits_to_keep=torch.tensor(keep, device=self._device),
+            use_cache=False,
+            hogwild=tensors,
+        ).logits[0]
+        return logits[: len(plan.sampled)].float()
+
+
+def _table(
+    plan: Plan, rotation: Rotation, window: int | None, device: torch.device
+) -> BlockTable:
+    """The plan's entries as the table of layers with this rotation and window."""
+    entries = plan.entries
+    counts = [len(entry.hi) for entry in entries]
+    first_pair = [sum(counts[:i]) for i in range(len(counts))]
+    width = max(len(entry.pages) for entry in entries)
+    deltas = [delta for entry in entries for delta in entry.deltas]
+    hi = [end for entry in entries for end in entry.hi]
+    lo = [0] * len(hi)
+    if window is not None:
+        offsets = [offset for entry in entries for offset in entry.offsets]
+        lo = [max(0, offset - window + 1) for offset in offsets]
+    cos, sin = rotation.table(deltas, device)
+
+    def ints(values: list[Any]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    return BlockTable(
+        pages=ints([entry.pages + [0] * (width - len(entry.pages)) for entry in entries]),
+        first_row=ints([entry.first_row for entry in entries]),
+        num_rows=ints(counts),
+        first_pair=ints(first_pair),
+        lo=ints(lo),
+        hi=ints(hi),
+        cos=cos,
+        sin=sin,
+    )

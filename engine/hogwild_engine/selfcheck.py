@@ -1,0 +1,130 @@
+"""What a model must show at load before it may decode over a shared cache. No family is trusted by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hogwild_engine import hook, rope
+from hogwild_engine.block import Block
+from hogwild_engine.cache import LayerShape
+from hogwild_engine.errors import ModelRefusedError
+from hogwild_engine.plan import Entry, Feed, Plan
+from hogwild_engine.runner import Runner
+
+BLOCK_LENGTHS = (5, 7, 12)
+PROBE_POSITIONS = (0, 1, 2, 3, 5, 9, 17, 40)
+
+LOGIT_BOUND = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+"""Largest relative error (norm of the difference over norm) of block-wise against plain logits."""
+
+ROTATION_BOUND = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+"""Largest relative error of a key against the rotation that is assumed for it."""
+
+CONTROL_FACTOR = 10
+"""A wrong rotation must miss the plain logits by this many times what the right one does."""
+
+
+def layer_shapes(model: Any, device: torch.device) -> tuple[list[LayerShape], list[int | None]]:
+    """What each layer stores, and its sliding window, measured by a probe.
+
+    Raises:
+        ModelRefusedError: attention does not go through transformers' interface, or rotates in an unknown way.
+    """
+    probe = hook.ProbeTensors()
+    token = _token(model)
+    positions = torch.tensor([PROBE_POSITIONS], device=device)
+    model.set_attn_implementation(hook.ATTENTION_NAME)
+    ids = torch.full_like(positions, token)
+    with torch.inference_mode():
+        model(input_ids=ids, position_ids=positions, use_cache=False, hogwild=probe)
+    num_layers = model.config.get_text_config().num_hidden_layers
+    if len(probe.keys) != num_layers:
+        detail = (
+            f"{len(probe.keys)} of {num_layers} layers called the attention interface; "
+            "wanted all: use a model whose every layer is attention"
+        )
+        raise ModelRefusedError("attention interface", detail)
+    bound = ROTATION_BOUND[probe.keys[0].dtype]
+    rotations = rope.measure(probe.keys, PROBE_POSITIONS, model, bound)
+    shapes = [
+        LayerShape(key.shape[1], key.shape[2], key.device, key.dtype, rotation)
+        for key, rotation in zip(probe.keys, rotations, strict=True)
+    ]
+    return shapes, probe.windows
+
+
+def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> float:
+    """Feed a text in three blocks of two pieces each and compare with one plain forward.
+
+    Args:
+        model: the model that the runner runs.
+        runner: runs it over the cache.
+        ids: at least 24 token ids.
+
+    Returns:
+        The relative error of the logits.
+
+    Raises:
+        ModelRefusedError: the logits differ, or a wrong rotation goes unnoticed.
+    """
+    ids = list(ids)[: sum(BLOCK_LENGTHS)]
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        tokens = torch.tensor([ids], device=runner.cache.shapes[0].device)
+        plain = model(input_ids=tokens, use_cache=False).logits[0].float()
+    model.set_attn_implementation(hook.ATTENTION_NAME)
+    bound = LOGIT_BOUND[runner.cache.shapes[0].dtype]
+    error = _relative(_blockwise(runner, ids, turned=True), plain)
+    if not error < bound:
+        detail = (
+            f"logits over three blocks differ from the plain forward by {error:.2g} (relative), wanted under "
+            f"{bound:.2g}; use another model or dtype='float32'"
+        )
+        raise ModelRefusedError("logits", detail)
+    if any(shape.rotation.inv_freq for shape in runner.cache.shapes):
+        wrong = _relative(_blockwise(runner, ids, turned=False), plain)
+        if wrong < CONTROL_FACTOR * error:
+            detail = (
+                f"without the extra rotation logits differ by {wrong:.2g}, with it by {error:.2g}: the check cannot "
+                f"tell them apart tenfold; load the model with dtype='float32'"
+            )
+            raise ModelRefusedError("control", detail)
+    return error
+
+
+def _blockwise(runner: Runner, ids: list[int], *, turned: bool) -> torch.Tensor:
+    blocks: list[Block] = []
+    logits = []
+    try:
+        for length in BLOCK_LENGTHS:
+            blocks.append(Block(runner.cache))
+            done = sum(BLOCK_LENGTHS[: len(blocks) - 1])
+            middle = done + length // 2
+            for start, stop in ((done, middle), (middle, done + length)):
+                plan = Plan()
+                blocks[-1].append(ids[start:stop])
+                plan.add_session([Feed(blocks[-1], start - done, stop - start, blocks)])
+                plan.sampled = list(range(stop - start))
+                if not turned:
+                    plan.entries = [_unturned(entry) for entry in plan.entries]
+                logits.append(runner.run(plan))
+    finally:
+        for block in blocks:
+            block.release()
+    return torch.cat(logits)
+
+
+def _unturned(entry: Entry) -> Entry:
+    return entry._replace(deltas=[0] * len(entry.deltas))
+
+
+def _relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got - wanted).norm() / wanted.norm())
+
+
+def _token(model: Any) -> int:
+    return min(100, model.config.get_text_config().vocab_size - 1)
+

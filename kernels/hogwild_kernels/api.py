@@ -1,0 +1,205 @@
+"""The four operations, their shapes, their checks, and which implementation runs.
+
+Shapes are fixed here for good. T new tokens (rows), H query heads, KH key/value heads, D head dim, N pairs of (row,
+block). Pages may have any strides as long as D is contiguous and the slots of consecutive pages are evenly spaced:
+page-major ``[P, S, KH, D]`` and head-major storage seen through a transpose both are.
+
+Logarithms are natural, ``lse`` is float32. A row that sees nothing has output 0 and ``lse`` -inf.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from hogwild_kernels import cpu, reference
+from hogwild_kernels.table import BlockTable
+
+__all__ = [
+    "BlockTable",
+    "KernelArgumentError",
+    "block_attention",
+    "merge_states",
+    "move_kv",
+    "write_kv",
+]
+
+_IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": reference, "cpu": cpu}
+
+
+class KernelArgumentError(ValueError):
+    """An argument has the wrong shape, type or device, or a requested implementation cannot run."""
+
+
+def block_attention(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    table: BlockTable,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention of each row over the union of the keys that it sees in all blocks.
+
+    Args:
+        q: queries, rotated at block-local positions. ``[T, H, D]``.
+        k_pages: keys, rotated at block-local positions. ``[num_pages, page_size, KH, D]``.
+        v_pages: values. ``[num_pages, page_size, KH, D]``.
+        table: which row reads what, and the extra rotation of its query there.
+        scale: factor on the scores before softcap and softmax.
+        softcap: scores become ``softcap * tanh(score / softcap)`` where given.
+        sinks: a logit per head that joins the softmax's denominator and has no value. ``[H]``.
+        impl: "auto", "reference" or "cpu".
+
+    Returns:
+        The output ``[T, H, D]`` in q's dtype, and the log-sum-exp of the visible scores (sinks included), float32
+        ``[T, H]``.
+
+    Raises:
+        KernelArgumentError: an argument does not fit, or ``impl`` cannot run on these tensors.
+    """
+    _check_pages(k_pages, v_pages, dims=4)
+    _check(q.dim() == 3, "q", "three dims [T, H, D]", tuple(q.shape))
+    num_heads, dim = q.shape[1:]
+    num_kv_heads = k_pages.shape[2]
+    _check(dim == k_pages.shape[3], "q", f"head dim {k_pages.shape[3]} as k_pages has", dim)
+    _check(num_heads % num_kv_heads == 0, "q", f"a multiple of {num_kv_heads} heads", num_heads)
+    _check(dim % 2 == 0, "q", "an even head dim", dim)
+    _check_table(table, dim)
+    if sinks is not None:
+        _check(sinks.shape == (num_heads,), "sinks", f"[{num_heads}]", tuple(sinks.shape))
+    if softcap is not None:
+        _check(softcap > 0, "softcap", "a positive number", softcap)
+    chosen = _implementation(impl, q)
+    return chosen.block_attention(
+        q, k_pages, v_pages, table, scale=scale, softcap=softcap, sinks=sinks
+    )
+
+
+def write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    impl: str = "auto",
+) -> None:
+    """Write new keys and values to their slots, in place.
+
+    Args:
+        k: keys, rotated at block-local positions. ``[T, KH, D]``.
+        v: values. ``[T, KH, D]``.
+        k_pages: ``[num_pages, page_size, KH, D]``.
+        v_pages: ``[num_pages, page_size, KH, D]``.
+        slots: ``page * page_size + offset`` of each row; a negative slot is not written. int64 ``[T]``.
+        impl: "auto", "reference" or "cpu".
+
+    Raises:
+        KernelArgumentError: an argument does not fit, or ``impl`` cannot run on these tensors.
+    """
+    _check_pages(k_pages, v_pages, dims=4)
+    wanted = (slots.shape[0], *k_pages.shape[2:])
+    _check(k.shape == wanted, "k", f"shape {wanted}", tuple(k.shape))
+    _check(v.shape == wanted, "v", f"shape {wanted}", tuple(v.shape))
+    _check(slots.dtype == torch.int64, "slots", "dtype int64", slots.dtype)
+    _implementation(impl, k).write_kv(k, v, k_pages, v_pages, slots)
+
+
+def move_kv(
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    source: torch.Tensor,
+    target: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    impl: str = "auto",
+) -> None:
+    """Copy tokens from slot to slot in all layers at once, keys rotated on the way, values as they are.
+
+    Args:
+        k_pages: ``[L, num_pages, page_size, KH, D]``, layers that share one rotation.
+        v_pages: ``[L, num_pages, page_size, KH, D]``.
+        source: slots to read. int64 ``[N]``.
+        target: slots to write; none of them is among ``source``. int64 ``[N]``.
+        cos: cosines of the keys' rotation, float32 ``[N, D/2]``.
+        sin: sines of the keys' rotation, float32 ``[N, D/2]``.
+        impl: "auto", "reference" or "cpu".
+
+    Raises:
+        KernelArgumentError: an argument does not fit, or ``impl`` cannot run on these tensors.
+    """
+    _check_pages(k_pages, v_pages, dims=5)
+    for name, slots in (("source", source), ("target", target)):
+        _check(slots.dtype == torch.int64, name, "dtype int64", slots.dtype)
+        _check(slots.shape == source.shape, name, f"shape {tuple(source.shape)}", slots.shape)
+    wanted = (source.shape[0], k_pages.shape[4] // 2)
+    _check(cos.shape == wanted, "cos", f"shape {wanted}", tuple(cos.shape))
+    _check(sin.shape == wanted, "sin", f"shape {wanted}", tuple(sin.shape))
+    _implementation(impl, k_pages).move_kv(k_pages, v_pages, source, target, cos, sin)
+
+
+def merge_states(
+    outs: torch.Tensor, lses: torch.Tensor, *, impl: str = "auto"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge attention outputs over disjoint key sets into the output over their union.
+
+    Args:
+        outs: partial outputs, each normalised by its own softmax. ``[P, T, H, D]``.
+        lses: their natural log-sum-exps, float32 ``[P, T, H]``.
+        impl: "auto", "reference" or "cpu".
+
+    Returns:
+        Output ``[T, H, D]`` and ``lse`` ``[T, H]``.
+
+    Raises:
+        KernelArgumentError: an argument does not fit, or ``impl`` cannot run on these tensors.
+    """
+    _check(outs.dim() == 4, "outs", "four dims [P, T, H, D]", tuple(outs.shape))
+    _check(lses.shape == outs.shape[:3], "lses", f"shape {tuple(outs.shape[:3])}", tuple(lses.shape))
+    return _implementation(impl, outs).merge_states(outs, lses)
+
+
+def _implementation(impl: str, tensor: torch.Tensor) -> ModuleType:
+    if impl == "auto":
+        impl = "cpu" if tensor.device.type == "cpu" else "reference"
+    _check(impl in _IMPLEMENTATIONS, "impl", f"auto or one of {sorted(_IMPLEMENTATIONS)}", impl)
+    if impl == "cpu":
+        _check(tensor.device.type == "cpu", "impl", "tensors on the CPU for 'cpu'", tensor.device)
+    return _IMPLEMENTATIONS[impl]
+
+
+def _check_pages(k_pages: torch.Tensor, v_pages: torch.Tensor, dims: int) -> None:
+    names = "[num_pages, page_size, KH, D]" if dims == 4 else "[L, num_pages, page_size, KH, D]"
+    _check(k_pages.dim() == dims, "k_pages", names, tuple(k_pages.shape))
+    _check(
+        v_pages.shape == k_pages.shape, "v_pages", f"shape {tuple(k_pages.shape)}", tuple(v_pages.shape)
+    )
+    for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
+        _check(pages.stride(-1) == 1, name, "a contiguous last dim", pages.stride())
+
+
+def _check_table(table: BlockTable, dim: int) -> None:
+    _check(table.pages.dim() == 2, "table.pages", "two dims [B, P]", tuple(table.pages.shape))
+    _check(table.lo.dim() == 1, "table.lo", "one dim [N]", tuple(table.lo.shape))
+    hi, pairs = tuple(table.hi.shape), (table.num_pairs,)
+    _check(hi == pairs, "table.hi", f"shape {pairs}", hi)
+    count = table.pages.shape[0]
+    for name in ("first_row", "num_rows", "first_pair"):
+        column = getattr(table, name)
+        _check(column.shape == (count,), f"table.{name}", f"shape ({count},)", tuple(column.shape))
+    wanted = (table.num_pairs, dim // 2)
+    for name in ("cos", "sin"):
+        angles = getattr(table, name)
+        _check(angles.shape == wanted, f"table.{name}", f"shape {wanted}", tuple(angles.shape))
+        _check(angles.dtype == torch.float32, f"table.{name}", "dtype float32", angles.dtype)
+
+
+def _check(holds: bool, name: str, wanted: str, came: object) -> None:
+    if not holds:
+        raise KernelArgumentError(f"{name}: wanted {wanted}, got {came!r}")
