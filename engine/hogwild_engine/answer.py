@@ -1,4 +1,6 @@
-"""The final answer: one writer, everything in view. Also the whole of a session with a single worker."""
+"""The final answer: one writer, everything in view. Also the whole of a session with a single
+worker.
+"""
 
 from __future__ import annotations
 

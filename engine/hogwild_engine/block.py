@@ -31,18 +31,31 @@ class Block:
         return [self.pages[i // size] * size + i % size for i in range(start, stop)]
 
     def append(self, tokens: Sequence[int]) -> list[int]:
-        """Take ``tokens`` in at the end and return their slots; a pass has yet to write their keys and values.
+        """Take ``tokens`` in at the end and return their slots; a pass has yet to write their keys
+        and values.
 
         Raises:
             OutOfPagesError: the pool is full; the block is as before.
         """
         pool = self._cache.pool
         start, stop = len(self), len(self) + len(tokens)
-        missing = -(-stop // pool.page_size) - len(self.pages)
+        shared = bool(tokens and start % pool.page_size and pool.references(self.pages[-1]) > 1)
+        missing = -(-stop // pool.page_size) - len(self.pages) + shared
         if missing > 0:
-            self.pages += pool.allocate(missing, self.pages[-1] if self.pages else None)
+            fresh = pool.allocate(missing, self.pages[-1] if self.pages else None)
+            if shared:
+                self._copy_last_page(fresh.pop(0))
+            self.pages += fresh
         self.tokens += tokens
         return self.slots(start, stop)
+
+    def _copy_last_page(self, page: int) -> None:
+        """Put ``page`` in the place of the last one, which others read too."""
+        first = len(self) // self._cache.pool.page_size * self._cache.pool.page_size
+        source = self.slots(first, len(self))
+        self._cache.pool.release([self.pages.pop()])
+        self.pages.append(page)
+        self._cache.move(source, self.slots(first, len(self)), 0)
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from ``length`` on and free the pages that held nothing else."""
@@ -53,14 +66,18 @@ class Block:
         self.visible_len = min(self.visible_len, length)
 
     def move_to(self, target: Block) -> None:
-        """Put all tokens behind ``target``'s: keys rotated to their new positions, values copied, then forget them."""
+        """Put all tokens behind ``target``'s: keys rotated to their new positions, values copied,
+        then forget them.
+        """
         source = self.slots(0, len(self))
         delta = len(target)
         self._cache.move(source, target.append(self.tokens), delta)
         self.truncate(0)
 
     def share(self) -> Block:
-        """A block with the same tokens. Full pages are shared; a last page that is not full is copied."""
+        """A block with the same tokens. Full pages are shared; a last page that is not full is
+        copied.
+        """
         pool = self._cache.pool
         full = len(self) // pool.page_size
         twin = Block(self._cache)

@@ -1,7 +1,7 @@
 """Keys and values of all layers, in pages. Knows slots and layers; not who reads them.
 
-On the CPU storage is head-major, so that a run of consecutive pages is one contiguous slice per head; on other
-devices it is page-major. Both are seen as ``[L, num_pages, page_size, KH, D]``.
+On the CPU storage is head-major, so that a run of consecutive pages is one contiguous slice per
+head; on other devices it is page-major. Both are seen as ``[L, num_pages, page_size, KH, D]``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from hogwild_kernels import move_kv
 
 from hogwild_engine.pages import PagePool
 from hogwild_engine.rope import Rotation
+from hogwild_kernels import move_kv
 
 
 @dataclass(frozen=True, slots=True)

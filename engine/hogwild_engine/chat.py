@@ -1,8 +1,9 @@
-"""Messages to token ids through the model's own chat template. Message content is data: it never becomes structure.
+"""Messages to token ids through the model's own chat template. Message content is data: it never
+becomes structure.
 
-Content without added tokens is tokenised exactly as ``apply_chat_template`` does. Where content spells an added token
-(``<|im_end|>``, ``<tool_call>``, …), the spelling is replaced by a random mark before the template sees it, and the
-mark is encoded as plain text afterwards.
+Content without added tokens is tokenised exactly as ``apply_chat_template`` does. Where content
+spells an added token (``<|im_end|>``, ``<tool_call>``, …), the spelling is replaced by a random
+mark before the template sees it, and the mark is encoded as plain text afterwards.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, name: str, ends: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._name = name
-        self._lock = Lock()  # a fast tokenizer must not be reconfigured while another thread uses it
+        self._lock = (
+            Lock()
+        )  # a fast tokenizer must not be reconfigured while another thread uses it
         self.ends = frozenset(ends)
         self.hidden = frozenset(
             index for index, token in tokenizer.added_tokens_decoder.items() if token.special
         ) | frozenset(tokenizer.all_special_ids)
-        added = {
-            token.content: index for index, token in tokenizer.added_tokens_decoder.items()
-        }
+        added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
         spelled = sorted((text for text in added if text.strip()), key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
         self.structural = frozenset(added[text] for text in spelled)
@@ -89,7 +90,9 @@ class ChatFormat:
         return ids
 
     def closing(self, question: str) -> str:
-        """The text that closes an answer of the assistant, asks ``question`` as the user, and opens the next answer."""
+        """The text that closes an answer of the assistant, asks ``question`` as the user, and opens
+        the next answer.
+        """
         mark = secrets.token_hex(8)
         turns = [
             {"role": "user", "content": "."},

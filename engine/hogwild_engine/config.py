@@ -1,4 +1,6 @@
-"""Settings of the engine and of sampling, checked when built. Knows no tensors and imports no torch."""
+"""Settings of the engine and of sampling, checked when built. Knows no tensors and imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ class EngineConfig:
     Args:
         model: a hub id, a folder, a ``.gguf`` file, or the embedded ``smollm2-135m``.
         revision: branch, tag or commit of a hub model.
-        dtype: "auto" (bfloat16 where the device computes it fast, else float32), "float32", "bfloat16", "float16".
+        dtype: "auto" (bfloat16 where the device computes it fast, else float32), "float32",
+            "bfloat16", "float16".
         device: "auto" (CUDA where there is one, else the CPU), or a torch device string.
         num_pages: pages in the cache pool. ``None``: as many as ``memory_fraction`` allows.
-        memory_fraction: share of the device's free memory for the pool where ``num_pages`` is not given.
+        memory_fraction: share of the device's free memory for the pool where ``num_pages`` is not
+            given.
         page_size: tokens a page holds.
         max_pass_tokens: most tokens in one forward pass; longer prompts are fed in several.
         num_threads: CPU threads of torch. ``None``: torch's default.
@@ -66,7 +70,8 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a token is drawn from logits. ``None`` takes the model's ``generation_config``, else the neutral value.
+    """How a token is drawn from logits. ``None`` takes the model's ``generation_config``, else the
+    neutral value.
 
     The order is that of transformers: repetition penalty, temperature, top-k, top-p, min-p.
 
@@ -75,8 +80,10 @@ class SamplingParams:
         top_p: keep the smallest set of tokens whose probability reaches this. Neutral: 1.
         top_k: keep this many most probable tokens; 0 keeps all.
         min_p: drop tokens less probable than this share of the most probable one. Neutral: 0.
-        repetition_penalty: divides the logits of tokens in the prompt and in the worker's own text. Neutral: 1.
-        seed: with the worker and the token's index it decides every draw. ``None``: drawn anew for each session.
+        repetition_penalty: divides the logits of tokens in the prompt and in the worker's own text.
+            Neutral: 1.
+        seed: with the worker and the token's index it decides every draw. ``None``: drawn anew for
+            each session.
 
     Raises:
         ConfigError: a value is out of range.

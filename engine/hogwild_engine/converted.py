@@ -1,7 +1,8 @@
 """GGUF files as folders that transformers loads in a second or two, each converted once and kept.
 
-A folder's name depends on the file's path, size and time, on the dtype and on the release of transformers. Folders
-lie under ``$HOGWILD_CACHE``, else ``$XDG_CACHE_HOME/hogwild``, else ``~/.cache/hogwild``; they may be deleted at any time.
+A folder's name depends on the file's path, size and time, on the dtype and on the release of
+transformers. Folders lie under ``$HOGWILD_CACHE``, else ``$XDG_CACHE_HOME/hogwild``, else
+``~/.cache/hogwild``; they may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def folder_for(file: Path, dtype: str) -> Path:
 
 
 def keep(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Write a model that came from GGUF to ``folder``, whole or not at all; a disk that refuses is no error."""
+    """Write a model that came from GGUF to ``folder``, whole or not at all; a disk that refuses is
+    no error.
+    """
     from safetensors.torch import save_model
 
     scratch = None

@@ -10,12 +10,14 @@ Decode = Callable[[Sequence[int]], str]
 class Detokenizer:
     """Text of one growing token sequence.
 
-    A token's text is given out once it can no longer change: a character of several tokens waits for its last one.
+    A token's text is given out once it can no longer change: a character of several tokens waits
+    for its last one.
 
     Args:
         decode: token ids to text, special tokens included, without clean-up.
         hidden: ids that never show.
-        context: ids that stand before the sequence; they shape its first piece but are not given out.
+        context: ids that stand before the sequence; they shape its first piece but are not given
+            out.
     """
 
     def __init__(

@@ -84,15 +84,19 @@ class Draft:
         """The text that may be given out now and was not before."""
         if not self.settled:
             return ""
-        kept = self.text.rstrip() if self.strips else self.text
         held = paragraphs.held_back(self.text, self.watched)
-        return self._give(min(len(kept), len(self.text) - held))
+        kept = self.text[: len(self.text) - held]
+        return self._give(len(kept.rstrip() if self.strips else kept))
 
-    def finish(self, length: int | None = None) -> str:
-        """Close the text, cut to ``length`` characters; give out the rest of it."""
+    def finish(self, length: int | None = None, *, closes_fence: bool = False) -> str:
+        """Close the text, cut to ``length`` characters, and a code fence that is open in it; give
+        out the rest of it.
+        """
         if length is None:
             self.text += self._detokenizer.flush()
         self.text = self.text[:length]
+        if closes_fence and paragraphs.fence_is_open(self.text):
+            self.text = self.text.rstrip() + "\n```"
         return self._give(len(self.text.rstrip() if self.strips else self.text))
 
     def _give(self, stop: int) -> str:

@@ -34,8 +34,8 @@ from hogwild_engine.scheduler import Scheduler
 from hogwild_engine.session import Room, Session
 
 CHECK_TEXT = (
-    "Two people can paint a fence faster than one if each of them sees which boards the other has painted already, "
-    "and so can three or four."
+    "Two people can paint a fence faster than one if each of them sees which boards the other "
+    "has painted already, and so can three or four."
 )
 MAX_CONTEXTS = 64
 """The pool holds at most this many full contexts unless ``num_pages`` says otherwise."""
@@ -112,7 +112,9 @@ class Engine:
         self._inbox: deque[tuple[str, Session]] = deque()
         self._wake = threading.Condition()
         self._closed = False
-        self._counts = dict.fromkeys(("passes", "encoded", "prompt", "worker", "answer", "forced"), 0)
+        self._counts = dict.fromkeys(
+            ("passes", "encoded", "prompt", "worker", "answer", "forced"), 0
+        )
         self._thread = threading.Thread(target=self._run, name="hogwild-engine", daemon=True)
         self._thread.start()
         atexit.register(_close_if_alive, weakref.ref(self))
@@ -170,7 +172,9 @@ class Engine:
         handle = Handle(secrets.token_hex(8), lambda: self._tell("cancel", session))
         with self._wake:
             if self._closed:
-                raise EngineClosedError("engine: wanted an open one, got a closed one; make a new one")
+                raise EngineClosedError(
+                    "engine: wanted an open one, got a closed one; make a new one"
+                )
             self._handles[session] = handle
             self._inbox.append(("add", session))
             self._wake.notify()
@@ -292,8 +296,12 @@ class Engine:
         handle.push(events)
 
     def _fail(self, session: Session, cause: Exception) -> None:
-        error = cause if isinstance(cause, HogwildError) else SessionFailedError(
-            f"the engine failed while it served the session: {type(cause).__name__}: {cause}"
+        error = (
+            cause
+            if isinstance(cause, HogwildError)
+            else SessionFailedError(
+                f"the engine failed while it served the session: {type(cause).__name__}: {cause}"
+            )
         )
         if error is not cause:
             error.__cause__ = cause

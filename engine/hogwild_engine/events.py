@@ -1,7 +1,7 @@
 """What a session tells its reader, as it happens. Plain data: no tensors, nothing of the engine.
 
-Every event has ``type``, the word that `as_dict` and the command line print. Events of one session come in order;
-`Finished` or `Failed` is the last.
+Every event has ``type``, the word that `as_dict` and the command line print. Events of one session
+come in order; `Finished` or `Failed` is the last.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Usage:
         steps: sequential steps of the parallel phase.
         passes: forward passes that served the session, prefill and answer included.
         duration_s: seconds from the first pass to the end.
-        stored_tokens: tokens whose keys and values the session held at the end of the parallel phase.
+        stored_tokens: tokens whose keys and values the session held at the end of the parallel
+            phase.
         private_tokens: what a cache of its own for each worker would have held for the same views.
     """
 
@@ -92,7 +93,9 @@ class Step(Event):
 
 @dataclass(frozen=True, slots=True)
 class Token(Event):
-    """A worker's text grew. A token whose text is held back (half a character, a possible stop string) sends none."""
+    """A worker's text grew. A token whose text is held back (half a character, a possible stop
+    string) sends none.
+    """
 
     type: ClassVar[str] = "token"
     step: int
@@ -151,8 +154,8 @@ class Finished(Event):
 
     Args:
         text: the final answer, equal to its `AnswerToken` texts joined.
-        finish_reason: "stop" where the model or a stop rule ended it, "length" where a budget, the context or the
-            page pool did.
+        finish_reason: "stop" where the model or a stop rule ended it, "length" where a budget, the
+            context or the page pool did.
         paragraphs: the history, in order, paragraphs of the request left out.
         usage: what it cost.
         seed: the seed that the session sampled with.

@@ -27,7 +27,8 @@ class Handle:
         self._wake: Callable[[], None] | None = None
 
     def cancel(self) -> None:
-        """End the session within one step; its pages are free then. Its reader gets `SessionCancelledError`.
+        """End the session within one step; its pages are free then. Its reader gets
+        `SessionCancelledError`.
 
         May be called from any thread, again, and after the end.
         """

@@ -1,7 +1,8 @@
 """The one attention function that transformers calls in place of its own.
 
-It gets queries and keys already rotated at block-local positions. It writes the new keys and values to their pages
-first and reads afterwards, so that all writers of a pass see each other's current token.
+It gets queries and keys already rotated at block-local positions. It writes the new keys and values
+to their pages first and reads afterwards, so that all writers of a pass see each other's current
+token.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hogwild_kernels import BlockTable, block_attention, write_kv
 from transformers import AttentionInterface
 
 from hogwild_engine.cache import KVCache
 from hogwild_engine.rope import permute
+from hogwild_kernels import BlockTable, block_attention, write_kv
 
 ATTENTION_NAME = "hogwild"
-"""Registered for attention only: a name absent from the mask registry makes transformers build no mask."""
+"""Registered for attention only: a name absent from the mask registry makes transformers build no
+mask.
+"""
 
 
 @dataclass
@@ -37,7 +40,9 @@ class PassTensors:
 
 @dataclass
 class ProbeTensors:
-    """In place of `PassTensors`: switches attention off and keeps each layer's keys and what else it was given."""
+    """In place of `PassTensors`: switches attention off and keeps each layer's keys and what else
+    it was given.
+    """
 
     keys: list[torch.Tensor] = field(default_factory=list)
     windows: list[int | None] = field(default_factory=list)
@@ -57,7 +62,9 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer. query ``[1, H, T, D]``, key and value ``[1, KH, T, D]``; returns ``[1, T, H, D]``."""
+    """Attention of one layer. query ``[1, H, T, D]``, key and value ``[1, KH, T, D]``; returns
+    ``[1, T, H, D]``.
+    """
     if isinstance(hogwild, ProbeTensors):
         hogwild.keys.append(key[0].transpose(0, 1))
         hogwild.windows.append(sliding_window)

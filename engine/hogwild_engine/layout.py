@@ -20,7 +20,9 @@ B = TypeVar("B")
 
 
 class Parts(NamedTuple, Generic[B]):
-    """The blocks of a session that views are made of. ``own`` holds one block a worker, by worker order."""
+    """The blocks of a session that views are made of. ``own`` holds one block a worker, by worker
+    order.
+    """
 
     common: B
     others_header: B | None

@@ -1,4 +1,6 @@
-"""Tokens of a session's blocks whose keys and values are still missing, in the order in which they are encoded."""
+"""Tokens of a session's blocks whose keys and values are still missing, in the order in which they
+are encoded.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class Owed:
 
 
 class Encoded(NamedTuple):
-    """One entry of the log of passes: in pass ``number`` these tokens were encoded by that writer."""
+    """One entry of the log of passes: what a writer's tokens were in pass ``number``."""
 
     number: int
     writer: int | None

@@ -1,7 +1,8 @@
-"""Linear layers with weights that oneDNN has prepacked: on the CPU a few rows then cost little more than one.
+"""Linear layers with weights that oneDNN has prepacked: on the CPU a few rows then cost little more
+than one.
 
-The operators are private to torch. Each layer is checked when it is packed and stays plain where it cannot be, so
-that a torch without them loses speed, not correctness.
+The operators are private to torch. Each layer is checked when it is packed and stays plain where it
+cannot be, so that a torch without them loses speed, not correctness.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class PackedLinear(nn.Module):
 def pack(model: nn.Module) -> int:
     """Pack the linear layers of ``model`` in place; the plain weights are freed.
 
-    Layers that share their weight with another module keep it (tied embeddings), and a packed copy stands beside it.
+    Layers that share their weight with another module keep it (tied embeddings), and a packed copy
+    stands beside it.
 
     Returns:
         How many layers were packed.

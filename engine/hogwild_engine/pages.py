@@ -15,8 +15,9 @@ class OutOfPagesError(Exception):
 class PagePool:
     """Reference counts of pages.
 
-    A block that grows gets the page behind its last one where that is free, so that its pages stay consecutive; a
-    new block starts in the middle of the largest free run, so that it has room to grow.
+    A block that grows gets the page behind its last one where that is free, so that its pages stay
+    consecutive; a new block starts in the middle of the largest free run, so that it has room to
+    grow.
 
     Args:
         num_pages: pages in all.
@@ -38,7 +39,8 @@ class PagePool:
         return self._references[page]
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
-        """Take ``count`` free pages, consecutive and behind page ``after`` as far as that can be had.
+        """Take ``count`` free pages, consecutive and behind page ``after`` as far as that can be
+        had.
 
         Raises:
             OutOfPagesError: fewer than ``count`` pages are free; none is taken then.

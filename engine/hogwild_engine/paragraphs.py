@@ -14,6 +14,7 @@ from hogwild_engine.protocol import ParagraphEnd, Protocol
 _SENTENCE_ENDS = tuple(".?!…。？！．؟۔।॥‽։።။។")
 _QUOTES = "\"'”’»)]*_`"
 _FENCE = re.compile(r"^[ \t]{0,3}```[ \t]*([^\s`]*)[^\n]*$", re.MULTILINE)
+_THREE_BLANK_LINES = re.compile(r"(?:\n[ \t]*){4}$")
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 _PLAIN_CODE = re.compile(r"^\s*(?:#.*|@.*|import\b.*|from\b.*|```.*)?$")
 _COMPARED_WORDS = 12
@@ -61,6 +62,9 @@ def paragraph_end(text: str, fresh: int, rule: ParagraphEnd, min_chars: int) -> 
 
 
 def _fence_end(text: str) -> int | None:
+    stalled = _THREE_BLANK_LINES.search(text)
+    if stalled and text[: stalled.start()].strip():
+        return stalled.start()
     is_open = False
     for found in _FENCE.finditer(text):
         closes = is_open and not found.group(1)
@@ -93,7 +97,9 @@ def code_opening(text: str) -> Span | None:
 
 
 def prose_opening(text: str, *, ended: bool = False) -> Span | None:
-    """The first dozen words of a paragraph, once the word behind them has begun or the paragraph has ended."""
+    """The first dozen words of a paragraph, once the word behind them has begun or the paragraph
+    has ended.
+    """
     words = list(re.finditer(r"\w+", text))
     if not words or (len(words) <= _COMPARED_WORDS and not ended):
         return None

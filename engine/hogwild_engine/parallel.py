@@ -1,7 +1,7 @@
 """The parallel phase: workers write paragraphs, which end, repeat, move to the history, and stop.
 
-Decides from what the workers drew what happens next. Structure is read from this state, never from text: text only
-ends a paragraph, the protocol's rules say where.
+Decides from what the workers drew what happens next. Structure is read from this state, never from
+text: text only ends a paragraph, the protocol's rules say where.
 """
 
 from __future__ import annotations
@@ -60,17 +60,15 @@ class ParallelPhase:
         self._emit = emit
         self._code = protocol.paragraph_end == "fence"
         self._stream = Block(cache) if request.layout == "arrival" else None
-        self._moves = (
-            layout.moves_paragraphs(request.layout) and request.sync_interval is not None
-        )
+        self._moves = layout.moves_paragraphs(request.layout) and request.sync_interval is not None
         self._parts = layout.Parts(common, *self._make_headers(cache))
         self.writers = [
-            Writer(number, worker.name, self._stream or Block(cache))
+            Writer(number, worker.name, Block(cache) if self._stream is None else self._stream)
             for number, worker in enumerate(request.workers)
         ]
         names = [worker.name for worker in request.workers]
         guards = paragraphs.header_starts(protocol, names) if protocol.guards_headers else []
-        self._guards = [] if self._stream else guards
+        self._guards = guards if self._stream is None else []
         self._since_intervention = 0
         self._stopped = False
         for writer in self.writers:
@@ -158,7 +156,7 @@ class ParallelPhase:
         fresh = draft.add(drawn)
         stop = self._found(draft, self._request.stop, fresh)
         if stop is not None:
-            if self._stream:
+            if self._stream is not None:
                 self._keep(writer, draft, stop, complete=True)
             else:
                 self._end_paragraph(writer, draft, stop, cut=True)
@@ -168,9 +166,14 @@ class ParallelPhase:
         if guard is not None:
             self._end_paragraph(writer, draft, guard, cut=True)
             return
+        if self._code and _written(draft).startswith("```"):
+            self._retire(writer, "end_of_turn")  # it closes the forced fence: nothing is left
+            return
         if not draft.settled and self._settle(writer, draft):
             return
-        end = None if self._stream else self._end_of_paragraph(draft.text, fresh)
+        end = None
+        if self._stream is None:
+            end = self._end_of_paragraph(draft.text, fresh)
         if end is not None:
             self._end_paragraph(writer, draft, end, cut=bool(draft.text[end:].strip()))
             return
@@ -189,7 +192,7 @@ class ParallelPhase:
         self._ledger.silence()
         for writer in self.writers:
             draft = writer.draft
-            if draft is not None and self._says_something(draft.text):
+            if draft is not None and draft.drawn and self._says_something(draft.text):
                 self._keep(writer, draft, None, complete=False)
             self._retire(writer, reason)
 
@@ -202,7 +205,9 @@ class ParallelPhase:
                 self._open_paragraph(writer)
 
     def _open_paragraph(self, writer: Writer, lead: Sequence[int] = ()) -> None:
-        """Start ``writer``'s next paragraph, behind the ``lead`` tokens that are still owed to its block."""
+        """Start ``writer``'s next paragraph, behind the ``lead`` tokens that are still owed to its
+        block.
+        """
         first = writer.num_drawn == 0
         writer.paragraph += 1
         forced = self.protocol.opening
@@ -214,7 +219,9 @@ class ParallelPhase:
             forced += " " + self.protocol.intervention
             text = self.protocol.intervention
             self._emit(events.Intervention(self.step + 1, writer.name, text))
-        header = "" if self._stream else self.protocol.header_for(writer.name, writer.paragraph)
+        header = ""
+        if self._stream is None:
+            header = self.protocol.header_for(writer.name, writer.paragraph)
         start = len(writer.block)
         tokens = [*lead, *self._chat.encode(header + forced)]
         if not tokens:  # a first row to draw from
@@ -236,7 +243,7 @@ class ParallelPhase:
         """The worker drew an end-of-turn token."""
         says = self._says_something(draft.text)
         ends_session = self.protocol.end_of_turn == "ends_session"
-        if says and not ends_session and not self._stream:
+        if says and not ends_session and self._stream is None:
             self._end_paragraph(writer, draft, len(draft.text), cut=True)
             return
         if says:
@@ -245,11 +252,12 @@ class ParallelPhase:
         self._stopped = self._stopped or ends_session
 
     def _end_paragraph(self, writer: Writer, draft: Draft, length: int, *, cut: bool) -> None:
-        """Close the paragraph after ``length`` characters; ``cut`` leaves out tokens that reach beyond."""
+        """Close the paragraph after ``length`` characters; ``cut`` leaves out tokens that reach
+        beyond.
+        """
         text = draft.text[:length]
         if self.protocol.max_repeats is not None and not self._says_something(text):
-            written = text[len(draft.forced) :].lstrip()
-            self._retry(writer, draft, 0, gives_up=self._code and written.startswith("```"))
+            self._retry(writer, draft, 0)
             return
         if not draft.settled and self._settle(writer, draft, ended=True):
             return
@@ -287,12 +295,10 @@ class ParallelPhase:
             return
         self._open_paragraph(writer, lead)
 
-    def _keep(
-        self, writer: Writer, draft: Draft, length: int | None, *, complete: bool
-    ) -> None:
+    def _keep(self, writer: Writer, draft: Draft, length: int | None, *, complete: bool) -> None:
         """Add the paragraph to the history."""
         draft.settled = True
-        self._show(writer, draft.finish(length))
+        self._show(writer, draft.finish(length, closes_fence=True))
         paragraph = Paragraph(
             writer.name, writer.paragraph, draft.shown, complete, step=self.step + 1
         )
@@ -316,25 +322,29 @@ class ParallelPhase:
     # Repeats
 
     def _settle(self, writer: Writer, draft: Draft, *, ended: bool = False) -> bool:
-        """Compare the paragraph's opening with the others'; returns whether the paragraph was rewound or dropped."""
+        """Compare the paragraph's opening with the others'; returns whether the paragraph was
+        rewound or dropped.
+        """
         span = paragraphs.opening(draft.text, code=self._code, ended=ended)
         if span is None:
             return False
         others = [p.text for p in (*self._request.history, *self.history)]
-        others += [w.draft.text for w in self.writers if w.draft and w is not writer and w.draft.settled]
+        others += [
+            w.draft.text for w in self.writers if w.draft and w is not writer and w.draft.settled
+        ]
         if not paragraphs.repeats(span.key, others, code=self._code):
             draft.settled = True
             return False
         self._retry(writer, draft, draft.weakest_within(span.start, span.stop))
         return True
 
-    def _retry(
-        self, writer: Writer, draft: Draft, keep: int, *, gives_up: bool = False
-    ) -> None:
-        """Rewind to behind the first ``keep`` drawn tokens, or let the worker go where that was tried enough."""
+    def _retry(self, writer: Writer, draft: Draft, keep: int) -> None:
+        """Rewind to behind the first ``keep`` drawn tokens, or let the worker go where that was
+        tried enough.
+        """
         limit = self.protocol.max_repeats or 0
-        if gives_up or draft.attempts >= limit or not draft.drawn:
-            self._retire(writer, "end_of_turn" if gives_up else "repeats")
+        if draft.attempts >= limit or not draft.drawn:
+            self._retire(writer, "repeats")
             return
         draft.rewind(keep)
         last = draft.base + keep - 1
@@ -364,3 +374,8 @@ class ParallelPhase:
     def _show(self, writer: Writer, text: str) -> None:
         if text:
             self._emit(events.Token(self.step + 1, writer.name, writer.paragraph, text))
+
+
+def _written(draft: Draft) -> str:
+    """What the worker itself wrote, white space in front left out."""
+    return draft.text[len(draft.forced) :].lstrip()

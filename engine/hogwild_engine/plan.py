@@ -1,6 +1,8 @@
-"""One forward pass as data: which tokens, where they are written, what each of them reads. Plain integers that pickle.
+"""One forward pass as data: which tokens, where they are written, what each of them reads. Plain
+integers that pickle.
 
-A row is a row: prompt, decoded token, header, finisher are the same thing here. Rows of one session are contiguous.
+A row is a row: prompt, decoded token, header, finisher are the same thing here. Rows of one session
+are contiguous.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from typing import NamedTuple
 from hogwild_engine.block import Block
 
 
-class Feed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Feed:
     """Tokens of one block that a pass encodes.
 
     Args:
@@ -36,9 +39,11 @@ class Entry(NamedTuple):
     Args:
         pages: the block's pages.
         first_row: the first row of the lists.
-        deltas: how far the row's own block starts behind this one in the row's view: the extra rotation.
+        deltas: how far the row's own block starts behind this one in the row's view: the extra
+            rotation.
         hi: one past the last visible token; 0 where the row does not read the block.
-        offsets: distance in the view between the row and the block's first token, for sliding windows.
+        offsets: distance in the view between the row and the block's first token, for sliding
+            windows.
     """
 
     pages: list[int]
@@ -71,8 +76,8 @@ class Plan:
 
         Args:
             feeds: what is encoded, in order; several may belong to one block.
-            hidden: blocks of which others see no more than before. All others become visible whole, tokens of this
-                pass included.
+            hidden: blocks of which others see no more than before. All others become visible whole,
+                tokens of this pass included.
         """
         for feed in feeds:
             for block in feed.view:
@@ -111,5 +116,5 @@ class Plan:
 
 
 def view_len(view: Sequence[Block]) -> int:
-    """Tokens in a view: what others have made visible, and all of the own block, which comes last."""
+    """Tokens in a view: what others made visible, and all of the own block, which comes last."""
     return sum(block.visible_len for block in view[:-1]) + len(view[-1])

@@ -1,7 +1,7 @@
 """How workers share one text: headers, rules, paragraph ends, interventions, stop rules, finisher.
 
-A `Protocol` is data; `paragraphs.py` and `session.py` act on it. The strings of `PAPER` are those of Hogwild!
-Inference (arXiv 2504.06261 and its authors' code); the rules' wording is our own.
+A `Protocol` is data; `paragraphs.py` and `session.py` act on it. The strings of `PAPER` are those
+of Hogwild! Inference (arXiv 2504.06261 and its authors' code); the rules' wording is our own.
 """
 
 from __future__ import annotations
@@ -22,35 +22,42 @@ ParagraphEnd = Literal["sentence", "blank_line", "fence"]
 class Protocol:
     """Every rule of the collaboration.
 
-    Texts may hold ``{name}`` (the worker), ``{number}`` (of its paragraph), ``{names}``, ``{count}`` and ``{roles}``.
+    Texts may hold ``{name}`` (the worker), ``{number}`` (of its paragraph), ``{names}``,
+    ``{count}`` and ``{roles}``.
 
     Args:
         name: how the preset is called.
         rules: told to the model once.
-        rules_position: "after_task": behind the last human message; "before_task": in front of the first one;
-            "system": in the system message.
+        rules_position: "after_task": behind the last human message; "before_task": in front of the
+            first one; "system": in the system message.
         history_header: opens the shared text, at the start of the assistant's turn.
         others_header: stands before the others' open paragraphs in a worker's view.
         after_other: stands behind each other worker's open paragraph but the last.
         own_header: stands behind the last of them.
-        header: opens a paragraph, not part of its text. No trailing space: it would double the next word's.
+        header: opens a paragraph, not part of its text. No trailing space: it would double the next
+            word's.
         opening: forced start of each paragraph, part of its text.
-        first_words: forced start of each worker's first paragraph, part of its text; the last one serves all
-            further workers.
+        first_words: forced start of each worker's first paragraph, part of its text; the last one
+            serves all further workers.
         stagger: steps between the starts of two workers.
-        paragraph_end: "sentence": a blank line after sentence punctuation, outside code and formulas; "blank_line":
-            a blank line outside code after ``min_chars``; "fence": a closed code fence and a newline.
+        paragraph_end: "sentence": a blank line after sentence punctuation, outside code and
+            formulas; "blank_line": a blank line outside code after ``min_chars``; "fence": a closed
+            code fence and a newline, or three blank lines.
         min_chars: characters before a blank line ends a paragraph.
-        ending_token: what becomes of the token that ended a paragraph: it "closes" it as its last token, or "opens"
-            the worker's next block, as published.
-        end_of_turn: a worker's end-of-turn token "ends_session", or "ends_paragraph" where text stands before it.
+        ending_token: what becomes of the token that ended a paragraph: it "closes" it as its last
+            token, or "opens" the worker's next block, as published.
+        end_of_turn: a worker's end-of-turn token "ends_session", or "ends_paragraph" where text
+            stands before it.
         guards_headers: text that starts another worker's header is cut and ends the paragraph.
-        max_repeats: how often a paragraph that opens like another one is rewound before its worker is done;
+        max_repeats: how often a paragraph that opens like another one is rewound before its worker
+            is done;
             ``None``: repeats are allowed.
         intervention: put in a worker's mouth at the start of a paragraph.
-        intervention_tokens: how many tokens of all workers lie between two interventions; ``None``: none.
+        intervention_tokens: how many tokens of all workers lie between two interventions; ``None``:
+            none.
         stops_on_boxed: a finished paragraph with a valid ``\\boxed{…}`` ends the parallel phase.
-        finisher: forced before the final answer. "close" closes the thinking, or the turn and asks for the answer.
+        finisher: forced before the final answer. "close" closes the thinking, or the turn and asks
+            for the answer.
         finisher_question: what "close" asks where the template has no thinking.
         answer_tokens: bound on the final answer beside the request's ``max_tokens``.
 
@@ -80,7 +87,7 @@ class Protocol:
     stops_on_boxed: bool = False
     finisher: str = "close"
     finisher_question: str = (
-        "Now write the complete final answer to my request, in your own words, using all that was written above."
+        "Now write the complete final answer to my request, using all that was written above."
     )
     answer_tokens: int | None = None
 
@@ -126,51 +133,46 @@ def _require_whole(name: str, value: object, low: int) -> None:
 
 _TEMPLATES = frozenset({"rules", "header", "opening"})
 
-_SENTENCES = (
-    "{count} assistants, {names}, write the answer at the same time and see each other's text while it is written. "
-    "Each of them writes the next {item} that nobody has started yet{how}, and stops when all is written.{{roles}}"
+_RULES = (
+    "{{count}} assistants, {{names}}, write the answer at the same time and see each other's text "
+    "while it is written. Each of them writes the next {item} that nobody has started yet, in "
+    "{form} of its own, and stops when all is written.{{roles}}"
 )
-
-
-def _instruct_rules(item: str, how: str) -> str:
-    return _SENTENCES.replace("{item}", item).replace("{how}", how).replace("{{roles}}", "{roles}")
-
 
 INSTRUCT = Protocol(
     name="instruct",
-    rules=_instruct_rules("part", ", in a short paragraph of its own"),
+    rules=_RULES.format(item="part", form="a short paragraph"),
     max_repeats=1,
 )
 
 CODE = Protocol(
     name="code",
-    rules=_instruct_rules("item", ", in a code block of its own"),
+    rules=_RULES.format(item="item", form="a code block"),
     header="**{name} [{number}]:**\n\n",
     opening="```python\n",
     paragraph_end="fence",
     max_repeats=3,
 )
 
-BOXED_FINISHER = (
-    "\n\nWait, given the limited time, I have to give an answer right now. Considering all my previous attempts, "
-    "I have to conclude that the final answer is \\boxed{"
+_OUT_OF_TIME = (
+    "\n\nWait, given the limited time, I have to give an answer right now. "
+    "Considering all my previous attempts, I have to conclude that the final "
 )
-CODE_FINISHER = (
-    "\n\nWait, given the limited time, I have to give an answer right now. Considering all my previous attempts, "
-    "I have to conclude that the final solution code is:\n\n```python\n"
-)
+BOXED_FINISHER = _OUT_OF_TIME + "answer is \\boxed{"
+CODE_FINISHER = _OUT_OF_TIME + "solution code is:\n\n```python\n"
 
 PAPER = Protocol(
     name="paper",
     rules=(
-        "You are one of {count} assistants, {names}, who solve the problem below together. All write their thoughts "
-        "at the same time, in steps that open with the writer's name and the number of the step, and each sees what "
-        "the others are writing while they write it. Finished steps are gathered under \"Past steps\"; under \"Work "
-        "in progress (others)\" stands what the others have not finished, under \"Work in progress (own)\" your own "
-        "step. Divide the work: say what you take on, do not do what another is doing or has done, change to "
-        "something else as soon as you see that you repeat another, check and correct each other, and answer "
-        "questions. Whoever is first to be sure gives the final answer as \\boxed{{answer}}; nothing can be changed "
-        "after that.{roles}"
+        "You are one of {count} assistants, {names}, who solve the problem below together. All "
+        "write their thoughts at the same time, in steps that open with the writer's name and the "
+        "number of the step, and each sees what the others are writing while they write it. "
+        'Finished steps are gathered under "Past steps"; under "Work in progress (others)" stands '
+        'what the others have not finished, under "Work in progress (own)" your own step. Divide '
+        "the work: say what you take on, do not do what another is doing or has done, change to "
+        "something else as soon as you see that you repeat another, check and correct each other, "
+        "and answer questions. Whoever is first to be sure gives the final answer as "
+        "\\boxed{{answer}}; nothing can be changed after that.{roles}"
     ),
     rules_position="before_task",
     history_header="### Past steps\n\n",
@@ -192,7 +194,8 @@ PRESETS: Mapping[str, Protocol] = MappingProxyType({p.name: p for p in (PAPER, I
 
 
 def resolve(protocol: str | Protocol, *, thinking: bool) -> Protocol:
-    """The protocol that a request names; "auto" takes `PAPER` inside a thinking template, else `INSTRUCT`.
+    """The protocol that a request names; "auto" takes `PAPER` inside a thinking template, else
+    `INSTRUCT`.
 
     Raises:
         ConfigError: no preset has that name.
@@ -214,4 +217,3 @@ def check_name(protocol: object) -> None:
         f"'auto', one of {sorted(PRESETS)}, or a Protocol",
         protocol,
     )
-

@@ -1,4 +1,6 @@
-"""One request to the engine: what to answer, by how many workers, under which rules. Plain data, checked when built."""
+"""One request to the engine: what to answer, by how many workers, under which rules. Plain data,
+checked when built.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Worker:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            wanted = "1 to 64 letters, digits, spaces or . ' - _, first a letter or digit, last no space"
+            wanted = (
+                "1 to 64 letters, digits, spaces or . ' - _, first a letter or digit, last no space"
+            )
             raise WorkerNameError(complaint("workers", wanted, self.name, "choose a plain name"))
         require(
             self.role is None or (isinstance(self.role, str) and bool(self.role.strip())),
@@ -61,6 +65,7 @@ def make_workers(workers: int | Iterable[str | Worker]) -> tuple[Worker, ...]:
         "a number, a list of names, or a list of Worker",
         workers,
     )
+    assert isinstance(workers, Iterable)
     team = tuple(_make_worker(member) for member in workers)
     require(bool(team), "workers", "at least 1", team)
     seen: set[str] = set()
@@ -83,18 +88,21 @@ def _make_worker(member: object) -> Worker:
 class Request:
     """One task for one team.
 
-    With one worker there is no protocol: the model answers as ``generate`` would, and ``max_tokens`` bounds it.
+    With one worker there is no protocol: the model answers as ``generate`` would, and
+    ``max_tokens`` bounds it.
 
     Args:
-        messages: the conversation in the chat format of transformers: dicts with ``role`` and ``content``.
+        messages: the conversation in the chat format of transformers: dicts with ``role`` and
+            ``content``.
         workers: the team.
         history: paragraphs that the team has already written on the current task.
         protocol: "auto", a preset's name, or a `Protocol`.
         layout: "combined", "interleaved", "contiguous" or "arrival".
-        sync_interval: others' open tokens become visible every so many steps. ``None``: workers never see each
-            other, finished paragraphs included; what they wrote is merged at the end (for ablations).
-        answer: "write": one worker writes a final answer with everything in view. "join": the paragraphs, in
-            history order, are the answer.
+        sync_interval: others' open tokens become visible every so many steps. ``None``: workers
+            never see each other, finished paragraphs included; what they wrote is merged at the end
+            (for ablations).
+        answer: "write": one worker writes a final answer with everything in view. "join": the
+            paragraphs, in history order, are the answer.
         max_steps: bound on the steps of the parallel phase.
         max_tokens: bound on the sampled tokens of the final answer.
         sampling: how tokens are drawn.
@@ -114,7 +122,7 @@ class Request:
     answer: Literal["write", "join"] = "write"
     max_steps: int = 512
     max_tokens: int = 1024
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
 
@@ -132,7 +140,9 @@ class Request:
         )
         names = [worker.name for worker in self.workers]
         for paragraph in self.history:
-            require(paragraph.worker in names, "history", f"paragraphs of {names}", paragraph.worker)
+            require(
+                paragraph.worker in names, "history", f"paragraphs of {names}", paragraph.worker
+            )
 
 
 def check_team_settings(

@@ -1,8 +1,9 @@
 """How a model rotates queries and keys: measured on the model, not looked up by its name.
 
-The model is run once on copies of one token with attention switched off. Hidden states are then equal at all
-positions, so keys differ by their rotation alone, and each layer's rotation is the candidate that maps the key at
-position 0 to the keys at the others. Rotary embeddings: arXiv 2104.09864.
+The model is run once on copies of one token with attention switched off. Hidden states are then
+equal at all positions, so keys differ by their rotation alone, and each layer's rotation is the
+candidate that maps the key at position 0 to the keys at the others. Rotary embeddings: arXiv
+2104.09864.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Rotation:
 
     @cached_property
     def permutation(self) -> tuple[int, ...] | None:
-        """Order of dims in which pair ``i`` is ``(i, i + D/2)``; ``None`` where they stand so already."""
+        """Order of dims in which pair ``i`` is ``(i, i + D/2)``; ``None`` where they stand so
+        already.
+        """
         pairs, half = len(self.inv_freq), self.head_dim // 2
         if self.interleaved:
             first, second = range(0, 2 * pairs, 2), range(1, 2 * pairs, 2)
@@ -48,7 +51,7 @@ class Rotation:
     def table(
         self, deltas: Sequence[int], device: torch.device | str = "cpu"
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of a turn by each delta, float32 ``[N, D/2]``, in the dims' permuted order."""
+        """cos and sin of a turn by each delta, float32 ``[N, D/2]``, for dims in permuted order."""
         angle = torch.zeros((len(deltas), self.head_dim // 2), dtype=torch.float64)
         if self.inv_freq:
             position = torch.tensor(deltas, dtype=torch.float64)[:, None] * self.sign
@@ -86,7 +89,8 @@ def measure(
     """The rotation of each layer.
 
     Args:
-        keys: each layer's keys of one token at ``positions``, the first of which is 0. ``[T, KH, D]``.
+        keys: each layer's keys of one token at ``positions``, the first of which is 0. ``[T, KH,
+            D]``.
         positions: where they stood.
         model: holds the frequency tables.
         bound: largest relative error of a match.
@@ -102,8 +106,8 @@ def measure(
         best = min(range(len(options)), key=errors.__getitem__)
         if errors[best] > bound:
             detail = (
-                f"keys of layer {layer} follow none of {len(options)} rotations (best relative error "
-                f"{errors[best]:.2g}, wanted under {bound:.2g}); use a model with rotary positions"
+                f"keys of layer {layer} follow none of {len(options)} rotations (best relative "
+                f"error {errors[best]:.2g}, wanted under {bound:.2g}); use a rotary model"
             )
             raise ModelRefusedError("rotation", detail)
         rotations.append(options[best])

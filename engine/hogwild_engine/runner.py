@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hogwild_kernels import BlockTable
 
 from hogwild_engine.cache import KVCache
 from hogwild_engine.hook import ATTENTION_NAME, PassTensors
 from hogwild_engine.plan import Plan
 from hogwild_engine.rope import Rotation
+from hogwild_kernels import BlockTable
 
 
 class Runner:
@@ -22,9 +22,7 @@ class Runner:
         windows: the sliding window of each layer, ``None`` where it sees everything.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, cache: KVCache, windows: list[int | None]
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, cache: KVCache, windows: list[int | None]) -> None:
         self.cache = cache
         self._model: Any = model
         self._kinds = [
@@ -36,7 +34,9 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> torch.Tensor:
-        """Write the plan's rows to the cache and return the logits of its sampled rows, float32 ``[R, V]``."""
+        """Write the plan's rows to the cache and return the logits of its sampled rows, float32
+        ``[R, V]``.
+        """
         tables = {kind: _table(plan, *kind) for kind in dict.fromkeys(self._kinds)}
         slots = torch.tensor(plan.slots)
         tensors = PassTensors(
@@ -55,9 +55,7 @@ class Runner:
         return logits[: len(plan.sampled)].float()
 
 
-def _table(
-    plan: Plan, rotation: Rotation, window: int | None, device: torch.device
-) -> BlockTable:
+def _table(plan: Plan, rotation: Rotation, window: int | None, device: torch.device) -> BlockTable:
     """The plan's entries as the table of layers with this rotation and window."""
     entries = plan.entries
     counts = [len(entry.hi) for entry in entries]

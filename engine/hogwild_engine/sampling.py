@@ -1,7 +1,7 @@
 """Logits to tokens, one row a writer. The order of filters is that of transformers' ``generate``.
 
-Noise is counter-based: a draw depends on the seed, the writer and the token's index alone, never on what else runs.
-The vocabulary is not sorted where its most probable tokens decide.
+Noise is counter-based: a draw depends on the seed, the writer and the token's index alone, never on
+what else runs. The vocabulary is not sorted where its most probable tokens decide.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Draw:
 
 
 class Drawn(NamedTuple):
-    """A token and its probability under the model, at temperature 1 and before any filter but bans."""
+    """A token and its probability at temperature 1, before any filter but bans."""
 
     token: int
     probability: float
@@ -119,9 +119,7 @@ def _pick(
     """Draw from the ``width`` most probable tokens; -1 where more of them are needed to decide."""
     vocabulary = logits.shape[1]
     score, token = torch.topk(logits, width, dim=-1)  # [R, width], descending
-    top_k = torch.tensor(
-        [s.top_k or vocabulary for s in settings], device=logits.device
-    )[:, None]
+    top_k = torch.tensor([s.top_k or vocabulary for s in settings], device=logits.device)[:, None]
     limited = top_k <= width
     whole = torch.logsumexp(logits, dim=-1, keepdim=True)
     place = torch.arange(width, device=logits.device)
@@ -146,7 +144,9 @@ def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
 
 
 def uniform(seed: int, writer: int, index: int) -> float:
-    """A number in [0, 1) that depends on its arguments alone (SplitMix64, Steele et al., OOPSLA 2014)."""
+    """A number in [0, 1) that depends on its arguments alone (SplitMix64, Steele et al., OOPSLA
+    2014).
+    """
     state = _mix(_mix(_mix(seed) + writer) + index)
     return (state >> 40) / (1 << 24)
 

@@ -1,4 +1,6 @@
-"""Which sessions share the next pass. Sessions are picked, never workers: those of one session run together."""
+"""Which sessions share the next pass. Sessions are picked, never workers: those of one session run
+together.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from hogwild_engine.session import Session, Turn
 class Scheduler:
     """Sessions that wait for pages, and sessions that run.
 
-    A session is admitted when the most pages that it can ever hold are not set aside for others, so that what it
-    writes depends on no other session.
+    A session is admitted when the most pages that it can ever hold are not set aside for others, so
+    that what it writes depends on no other session.
     """
 
     def __init__(self, cache: KVCache, max_pass_tokens: int) -> None:
@@ -47,7 +49,9 @@ class Scheduler:
         return admitted
 
     def pick(self) -> list[tuple[Session, Turn]]:
-        """The next pass: all sessions that decode, and as much prefill as still fits, oldest session first."""
+        """The next pass: all sessions that decode, and as much prefill as still fits, oldest
+        session first.
+        """
         decoding = [session for session in self.running if not session.is_prefill]
         turns = [(session, session.take(session.num_owed)) for session in decoding]
         room = self._max_pass_tokens - sum(f.count for _, turn in turns for f in turn.feeds)

@@ -1,4 +1,6 @@
-"""What a model must show at load before it may decode over a shared cache. No family is trusted by its name."""
+"""What a model must show at load before it may decode over a shared cache. No family is trusted by
+its name.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def layer_shapes(model: Any, device: torch.device) -> tuple[list[LayerShape], li
     """What each layer stores, and its sliding window, measured by a probe.
 
     Raises:
-        ModelRefusedError: attention does not go through transformers' interface, or rotates in an unknown way.
+        ModelRefusedError: attention does not go through transformers' interface, or rotates in an
+            unknown way.
     """
     probe = hook.ProbeTensors()
     token = _token(model)
@@ -80,16 +83,16 @@ def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> float:
     error = _relative(_blockwise(runner, ids, turned=True), plain)
     if not error < bound:
         detail = (
-            f"logits over three blocks differ from the plain forward by {error:.2g} (relative), wanted under "
-            f"{bound:.2g}; use another model or dtype='float32'"
+            f"logits over three blocks differ from the plain forward by {error:.2g} (relative), "
+            f"wanted under {bound:.2g}; use another model or dtype='float32'"
         )
         raise ModelRefusedError("logits", detail)
     if any(shape.rotation.inv_freq for shape in runner.cache.shapes):
         wrong = _relative(_blockwise(runner, ids, turned=False), plain)
         if wrong < CONTROL_FACTOR * error:
             detail = (
-                f"without the extra rotation logits differ by {wrong:.2g}, with it by {error:.2g}: the check cannot "
-                f"tell them apart tenfold; load the model with dtype='float32'"
+                f"without the extra rotation logits differ by {wrong:.2g}, with it by {error:.2g}: "
+                f"the check cannot tell them apart tenfold; load it with dtype='float32'"
             )
             raise ModelRefusedError("control", detail)
     return error
@@ -127,4 +130,3 @@ def _relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def _token(model: Any) -> int:
     return min(100, model.config.get_text_config().vocab_size - 1)
-

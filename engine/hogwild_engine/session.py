@@ -1,4 +1,6 @@
-"""The state machine of one request: prefill, parallel phase, final answer. Knows tokens and blocks, not tensors."""
+"""The state machine of one request: prefill, parallel phase, final answer. Knows tokens and blocks,
+not tensors.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ from hogwild_engine.request import Request
 from hogwild_engine.sampling import Draw, Drawn, Sampling
 from hogwild_engine.writer import Writer
 
-STEP_TOKENS = 40
-"""Room kept for what a worker may add in one step: a token, the end of a paragraph, the next header."""
+STEP_MARGIN = 8
+"""Tokens that a worker may add in a step beside a header: its own, and a paragraph's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a session may fill: tokens in a view, and pages of a pool of ``page_size`` tokens each."""
+    """What a session may fill: tokens in a view, and pages of ``page_size`` tokens each."""
 
     context_len: int
     num_pages: int
@@ -58,7 +60,8 @@ class Session:
         room: what the model and the pool allow.
 
     Attributes:
-        num_pages: most pages that it will hold; it ends with finish reason "length" rather than take more.
+        num_pages: most pages that it will hold; it ends with finish reason "length" rather than
+            take more.
         finished: the last event, once there.
 
     Raises:
@@ -67,9 +70,7 @@ class Session:
         NoChatTemplateError: the model has none.
     """
 
-    def __init__(
-        self, request: Request, chat: ChatFormat, sampling: Sampling, room: Room
-    ) -> None:
+    def __init__(self, request: Request, chat: ChatFormat, sampling: Sampling, room: Room) -> None:
         self.request = request
         self.finished: events.Finished | None = None
         self.started_at: float | None = None
@@ -81,6 +82,7 @@ class Session:
         if self._prompt.protocol is not None and request.answer == "write":
             self._finisher_text = finisher_text(self._prompt.protocol, chat)
             self._finisher = chat.encode(self._finisher_text)
+        self._step_tokens = self._most_step_tokens()
         self._room = room
         self.num_pages = self._pages_needed()
         self._events: list[Event] = []
@@ -97,7 +99,7 @@ class Session:
         """Pages to set aside for the whole session, at most those that the pool has."""
         prompt, workers = len(self._prompt.tokens), len(self.request.workers)
         team = workers if self._prompt.protocol else 0
-        least = prompt + len(self._finisher) + team * STEP_TOKENS + 1
+        least = prompt + len(self._finisher) + team * self._step_tokens + 1
         pages = self._room.pages(least) + (2 * team + 3 if team else 0)
         if least > self._room.context_len:
             wanted = f"a prompt of at most {self._room.context_len - least + prompt} tokens"
@@ -107,10 +109,22 @@ class Session:
             wanted = f"a prompt that fits {self._room.num_pages} pages"
             todo = f"it needs {pages} pages of {self._room.page_size} tokens: raise num_pages"
             raise PromptTooLongError(complaint("messages", wanted, f"{prompt} tokens", todo))
-        written = team * min(2 * self.request.max_steps + STEP_TOKENS, self._room.context_len)
+        written = team * min(2 * self.request.max_steps + self._step_tokens, self._room.context_len)
         most = least + written + self.request.max_tokens
-        moving = self._room.pages(self.request.max_steps) if team else 0
-        return min(self._room.num_pages, self._room.pages(most) + 2 * team + 3 + moving)
+        # What `_fits_another_step` keeps free beside the tokens: partly filled pages, and a move.
+        spare = 3 * team + 8 + self._room.pages(self.request.max_steps) if team else 0
+        return min(self._room.num_pages, self._room.pages(most) + spare)
+
+    def _most_step_tokens(self) -> int:
+        """Most tokens that a worker adds in one step."""
+        protocol = self._prompt.protocol
+        if protocol is None:
+            return 1
+        names = [worker.name for worker in self.request.workers]
+        first = max((protocol.first_words_for(i, n) for i, n in enumerate(names)), key=len)
+        header = max((protocol.header_for(name, 10**4) for name in names), key=len)
+        text = header + protocol.opening + first + protocol.intervention
+        return len(self._chat.encode(text)) + STEP_MARGIN
 
     # What the engine asks
 
@@ -220,14 +234,13 @@ class Session:
         spent = self._parallel.step >= self.request.max_steps
         full = not done and not self._fits_another_step()
         if done or spent or full:
-            self._cut_short = full or (
-                spent and not done and self.request.answer == "join"
-            )
+            self._cut_short = full or (spent and not done and self.request.answer == "join")
             self._end_parallel()
 
     def _end_parallel(self) -> None:
         parallel = self._parallel
-        assert parallel is not None and self._cache is not None
+        assert parallel is not None
+        assert self._cache is not None
         self._count_stored(parallel)
         parallel.close("length" if self._cut_short or parallel.running else "stop")
         if self.request.answer == "join":
@@ -243,9 +256,7 @@ class Session:
         self._stored = sum(len(block) for block in (self._common, *parallel.blocks))
         self._private = sum(view_len(parallel.view(w.block, w)) for w in parallel.writers)
 
-    def _start_answer(
-        self, writer: Writer, tokens: Sequence[int], *, splits: bool = False
-    ) -> None:
+    def _start_answer(self, writer: Writer, tokens: Sequence[int], *, splits: bool = False) -> None:
         protocol = self._prompt.protocol
         bounds = [self.request.max_tokens, self._answer_room(len(tokens))]
         forced = ""
@@ -285,9 +296,10 @@ class Session:
     def _fits_another_step(self) -> bool:
         """Whether every worker may write on and an answer still fits behind."""
         parallel = self._parallel
-        assert parallel is not None and self._common is not None
+        assert parallel is not None
+        assert self._common is not None
         blocks = [self._common, *parallel.blocks]
-        growth = STEP_TOKENS * len(parallel.writers)
+        growth = self._step_tokens * len(parallel.writers)
         answer = len(self._finisher)
         if self.request.answer == "write":
             answer += self.request.max_tokens

@@ -1,4 +1,4 @@
-"""From a model's name to its weights and tokenizer. Nothing is fetched for a name that is a path."""
+"""From a model's name to its weights and tokenizer. Nothing is fetched for a path."""
 
 from __future__ import annotations
 
@@ -96,9 +96,10 @@ def load(config: EngineConfig) -> Weights:
 def _load_gguf(file: Path, dtype: torch.dtype) -> Weights:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    options: dict[str, Any] = {}
     folder = converted.folder_for(file, str(dtype).removeprefix("torch."))
     if folder.is_dir():
-        place, options = str(folder), {}
+        place = str(folder)
     else:
         place, options = str(file.parent), {"gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, **options)
@@ -138,7 +139,9 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The torch dtype that a setting names; "auto" takes bfloat16 where the device computes it fast."""
+    """The torch dtype that a setting names; "auto" takes bfloat16 where the device computes it
+    fast.
+    """
     import torch
 
     if dtype == "auto":
@@ -150,8 +153,10 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence transformers' progress bars and notes while a model loads."""
-    from transformers import modeling_gguf_pytorch_utils as gguf
+    import transformers.modeling_gguf_pytorch_utils
     from transformers.utils import logging
+
+    gguf: Any = transformers.modeling_gguf_pytorch_utils
 
     bar = gguf.tqdm
     gguf.tqdm = partial(bar, disable=True)  # this one does not heed the switch below
@@ -185,7 +190,7 @@ def _explained(config: EngineConfig, source: Source) -> Iterator[None]:
 
 
 def context_len(model: Any) -> int:
-    """Tokens that a view may hold. Frequencies that change with length stay in their first regime."""
+    """Tokens that a view may hold. Frequencies that change with length stay as they start."""
     config = model.config.get_text_config()
     length: int = config.max_position_embeddings
     rope = getattr(config, "rope_parameters", None) or {}
@@ -205,7 +210,9 @@ def end_tokens(generation: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def default_sampling(generation: Any) -> SamplingParams:
-    """Every sampling setting as the model's ``generation_config`` has it; greedy where it does not sample."""
+    """Every sampling setting as the model's ``generation_config`` has it; greedy where it does not
+    sample.
+    """
 
     def setting(name: str, neutral: Any) -> Any:
         value = getattr(generation, name, None)

@@ -1,4 +1,6 @@
-"""One writer of a session: a worker, or whoever writes the final answer. State only; session.py decides."""
+"""One writer of a session: a worker, or whoever writes the final answer. State only; session.py
+decides.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Attention over many key/value blocks: tensors in, tensors out. Knows nothing of models, tokens or workers."""
+"""Attention over many key/value blocks: tensors in, tensors out. Knows nothing of models, tokens or
+workers.
+"""
 
 from hogwild_kernels.api import (
     BlockTable,

@@ -1,8 +1,9 @@
 """The four operations, their shapes, their checks, and which implementation runs.
 
-Shapes are fixed here for good. T new tokens (rows), H query heads, KH key/value heads, D head dim, N pairs of (row,
-block). Pages may have any strides as long as D is contiguous and the slots of consecutive pages are evenly spaced:
-page-major ``[P, S, KH, D]`` and head-major storage seen through a transpose both are.
+Shapes are fixed here for good. T new tokens (rows), H query heads, KH key/value heads, D head dim,
+N pairs of (row, block). Pages may have any strides as long as D is contiguous and the slots of
+consecutive pages are evenly spaced: page-major ``[P, S, KH, D]`` and head-major storage seen
+through a transpose both are.
 
 Logarithms are natural, ``lse`` is float32. A row that sees nothing has output 0 and ``lse`` -inf.
 """
@@ -56,8 +57,8 @@ def block_attention(
         impl: "auto", "reference" or "cpu".
 
     Returns:
-        The output ``[T, H, D]`` in q's dtype, and the log-sum-exp of the visible scores (sinks included), float32
-        ``[T, H]``.
+        The output ``[T, H, D]`` in q's dtype, and the log-sum-exp of the visible scores (sinks
+        included), float32 ``[T, H]``.
 
     Raises:
         KernelArgumentError: an argument does not fit, or ``impl`` cannot run on these tensors.
@@ -96,7 +97,8 @@ def write_kv(
         v: values. ``[T, KH, D]``.
         k_pages: ``[num_pages, page_size, KH, D]``.
         v_pages: ``[num_pages, page_size, KH, D]``.
-        slots: ``page * page_size + offset`` of each row; a negative slot is not written. int64 ``[T]``.
+        slots: ``page * page_size + offset`` of each row; a negative slot is not written. int64
+            ``[T]``.
         impl: "auto", "reference" or "cpu".
 
     Raises:
@@ -120,7 +122,8 @@ def move_kv(
     *,
     impl: str = "auto",
 ) -> None:
-    """Copy tokens from slot to slot in all layers at once, keys rotated on the way, values as they are.
+    """Copy tokens from slot to slot in all layers at once, keys rotated on the way, values as they
+    are.
 
     Args:
         k_pages: ``[L, num_pages, page_size, KH, D]``, layers that share one rotation.
@@ -161,7 +164,9 @@ def merge_states(
         KernelArgumentError: an argument does not fit, or ``impl`` cannot run on these tensors.
     """
     _check(outs.dim() == 4, "outs", "four dims [P, T, H, D]", tuple(outs.shape))
-    _check(lses.shape == outs.shape[:3], "lses", f"shape {tuple(outs.shape[:3])}", tuple(lses.shape))
+    _check(
+        lses.shape == outs.shape[:3], "lses", f"shape {tuple(outs.shape[:3])}", tuple(lses.shape)
+    )
     return _implementation(impl, outs).merge_states(outs, lses)
 
 
@@ -178,7 +183,10 @@ def _check_pages(k_pages: torch.Tensor, v_pages: torch.Tensor, dims: int) -> Non
     names = "[num_pages, page_size, KH, D]" if dims == 4 else "[L, num_pages, page_size, KH, D]"
     _check(k_pages.dim() == dims, "k_pages", names, tuple(k_pages.shape))
     _check(
-        v_pages.shape == k_pages.shape, "v_pages", f"shape {tuple(k_pages.shape)}", tuple(v_pages.shape)
+        v_pages.shape == k_pages.shape,
+        "v_pages",
+        f"shape {tuple(k_pages.shape)}",
+        tuple(v_pages.shape),
     )
     for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
         _check(pages.stride(-1) == 1, name, "a contiguous last dim", pages.stride())

@@ -1,7 +1,8 @@
 """Attention over blocks on the CPU: each block's keys are read once for all rows of its session.
 
-Query rows of one key/value head are folded together with the workers, so grouped heads are never expanded. Runs of
-consecutive pages are read in place. Everything that depends on the table alone is computed once and kept on it.
+Query rows of one key/value head are folded together with the workers, so grouped heads are never
+expanded. Runs of consecutive pages are read in place. Everything that depends on the table alone is
+computed once and kept on it.
 """
 
 from __future__ import annotations
@@ -89,13 +90,15 @@ def _attend(
     scale: float,
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One softmax over one run. q ``[KH, R·G, D]``, k and v ``[KH, S, D]``, mask bool ``[R, S]``."""
+    """One softmax over one run. q ``[KH, R·G, D]``, k, v ``[KH, S, D]``, mask bool ``[R, S]``."""
     if mask is not None:
         mask = mask.repeat_interleave(q.shape[1] // mask.shape[0], dim=0)
     if softcap is None:
         bias = None
         if mask is not None:
-            bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)[None, None]
+            bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)[
+                None, None
+            ]
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q[None], k[None], v[None], attn_mask=bias, scale=scale
         )

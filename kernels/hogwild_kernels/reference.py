@@ -1,7 +1,7 @@
 """The plain implementation: short, slow, obviously right. Every other one is held to it.
 
-Attention over blocks is ordinary attention over the concatenation of all blocks, except that a row's query is
-rotated anew for each block (Hogwild! Inference, arXiv 2504.06261, section 3).
+Attention over blocks is ordinary attention over the concatenation of all blocks, except that a
+row's query is rotated anew for each block (Hogwild! Inference, arXiv 2504.06261, section 3).
 """
 
 from __future__ import annotations

@@ -12,15 +12,18 @@ import torch
 class BlockTable:
     """What every row of one pass reads, as tensors.
 
-    Entry ``b`` is one appearance of a block in the views of a run of consecutive rows. Row ``first_row[b] + i``
-    owns *pair* ``first_pair[b] + i`` and sees the block's tokens ``lo <= j < hi`` of that pair; ``hi <= lo`` means
-    that the row does not see the block. A block that stands twice in a view has two entries.
+    Entry ``b`` is one appearance of a block in the views of a run of consecutive rows. Row
+    ``first_row[b] + i`` owns *pair* ``first_pair[b] + i`` and sees the block's tokens ``lo <= j <
+    hi`` of that pair; ``hi <= lo`` means that the row does not see the block. A block that stands
+    twice in a view has two entries.
 
-    The query of a pair is rotated by ``cos``/``sin`` before it meets the block's keys: dims ``(d, d + D/2)`` form
-    rotation pair ``d``. Dims that the model does not rotate have ``cos`` 1 and ``sin`` 0.
+    The query of a pair is rotated by ``cos``/``sin`` before it meets the block's keys: dims ``(d, d
+    + D/2)`` form rotation pair ``d``. Dims that the model does not rotate have ``cos`` 1 and
+    ``sin`` 0.
 
     Args:
-        pages: page numbers of each entry's block, in order, padded with 0. int32 ``[B, max_pages]``.
+        pages: page numbers of each entry's block, in order, padded with 0. int32 ``[B,
+            max_pages]``.
         first_row: first row that reads the entry. int32 ``[B]``.
         num_rows: how many rows from there on have a pair. int32 ``[B]``.
         first_pair: the pair of ``first_row``. int32 ``[B]``.
@@ -39,7 +42,9 @@ class BlockTable:
     cos: torch.Tensor
     sin: torch.Tensor
     derived: dict[Any, Any] = field(default_factory=dict, repr=False)
-    """What an implementation computed from the table, kept so that it is computed once a pass, not once a layer."""
+    """What an implementation computed from the table, kept so that it is computed once a pass, not
+    once a layer.
+    """
 
     @property
     def num_pairs(self) -> int:

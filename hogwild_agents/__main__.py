@@ -1,0 +1,7 @@
+"""``python -m hogwild_agents`` is ``hogwild``."""
+
+import sys
+
+from hogwild_agents.cli import main
+
+sys.exit(main())

@@ -1,0 +1,176 @@
+"""The ``hogwild`` command. Its import, ``--help`` and ``--version`` load no torch, no LangChain."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import closing
+from io import TextIOWrapper
+from typing import Annotated, Literal
+
+import typer
+from typer.exceptions import TyperException
+
+from hogwild_agents import __version__
+from hogwild_engine.config import EMBEDDED_MODEL, EngineConfig, SamplingParams
+from hogwild_engine.errors import ConfigError, RequestError
+from hogwild_engine.layout import LayoutName
+from hogwild_engine.request import Request, Worker, make_workers
+
+USAGE = """Several workers of one model write one answer at the same time, over one shared cache.
+
+\b
+Examples:
+  hogwild demo
+  hogwild run "Describe tea, coffee and cocoa, a short paragraph each." --workers 3
+  hogwild run "Plan a day in Rome." --workers Ann,Ben --role "Ben=finds where to eat"
+  hogwild run "List ten uses of a brick." --model Qwen/Qwen2.5-1.5B-Instruct --seed 1
+  cat task.txt | hogwild run - --answer join --json > events.jsonl
+"""
+
+app = typer.Typer(
+    help=USAGE,
+    rich_markup_mode=None,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and libraries' warnings.")]
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        The exit code: 0, 1 (failure), 2 (bad usage) or 130 (interrupted).
+    """
+    args = sys.argv[1:] if args is None else list(args)
+    _replace_what_the_encoding_lacks()
+    try:
+        return app(args, prog_name="hogwild", standalone_mode=False) or 0
+    except Exception as error:
+        if "--debug" in args:
+            traceback.print_exc()
+        print(f"hogwild: {_one_line(error)}", file=sys.stderr)
+        return _exit_code(error)
+
+
+@app.callback(invoke_without_command=True)
+def hogwild(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"hogwild {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def run(
+    prompt: Annotated[str, typer.Argument(help="The task; - reads it from standard input.")],
+    model: Annotated[
+        str, typer.Option(help="A hub id, a folder, a .gguf file, or the embedded model.")
+    ] = EMBEDDED_MODEL,
+    workers: Annotated[
+        str, typer.Option(help="A number, or names: Alice,Bob. 1 is the model by itself.")
+    ] = "2",
+    role: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=TEXT", help="What that worker is told to do. Repeatable."),
+    ] = None,
+    layout: Annotated[LayoutName, typer.Option(help="How workers see each other.")] = "combined",
+    protocol: Annotated[
+        str, typer.Option(help="Rules of the team: auto, instruct, code or paper.")
+    ] = "auto",
+    answer: Annotated[
+        Literal["write", "join"],
+        typer.Option(help="One worker writes the answer, or the paragraphs are the answer."),
+    ] = "write",
+    max_steps: Annotated[int, typer.Option(help="Steps in which all workers write.")] = 512,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of the final answer.")] = 1024,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy. Default: the model's own.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Default: the model's own.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes the run repeatable.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object an event.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Let a team of workers answer PROMPT."""
+    request = Request(
+        messages=({"role": "user", "content": _task(prompt)},),
+        workers=_team(workers, role or ()),
+        layout=layout,
+        protocol=protocol,
+        answer=answer,
+        max_steps=max_steps,
+        max_tokens=max_tokens,
+        sampling=SamplingParams(temperature=temperature, top_p=top_p, seed=seed),
+    )
+    _serve(EngineConfig(model=model), request, as_json=as_json, debug=debug)
+
+
+@app.command()
+def demo(debug: Debug = False) -> None:
+    """Watch two workers divide a task, with the embedded model."""
+    from hogwild_agents.demo import REQUEST, TASK
+
+    print(f"Task: {TASK}\n", flush=True)
+    _serve(EngineConfig(), REQUEST, debug=debug)
+
+
+def _serve(config: EngineConfig, request: Request, *, as_json: bool = False, debug: bool) -> None:
+    from hogwild_agents import terminal
+
+    if not debug:
+        terminal.silence_libraries()
+    with terminal.ending_on_sigterm(), closing(terminal.load(config)) as engine:
+        terminal.show(engine, request, as_json=as_json)
+
+
+def _task(prompt: str) -> str:
+    """The prompt, or standard input where it is ``-``; bytes that are no text are replaced."""
+    given = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+    task = given.decode("utf-8", "replace")
+    if not task.strip():
+        raise typer.BadParameter("wanted a task, got no text", param_hint="PROMPT")
+    return task
+
+
+def _team(workers: str, roles: Sequence[str]) -> tuple[Worker, ...]:
+    given = workers.strip()
+    is_number = given.lstrip("-").isdecimal()
+    team = make_workers(int(given) if is_number else [name.strip() for name in given.split(",")])
+    told = dict(_role(role, [worker.name for worker in team]) for role in roles)
+    return tuple(Worker(worker.name, told.get(worker.name)) for worker in team)
+
+
+def _role(role: str, names: Sequence[str]) -> tuple[str, str]:
+    name, _, text = (part.strip() for part in role.partition("="))
+    if name not in names or not text:
+        wanted = f"wanted NAME=TEXT with a name of {', '.join(names)}, got {role!r}"
+        raise typer.BadParameter(wanted, param_hint="--role")
+    return name, text
+
+
+def _replace_what_the_encoding_lacks() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _one_line(error: Exception) -> str:
+    text = error.format_message() if isinstance(error, TyperException) else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, TyperException):
+        return error.exit_code
+    return 2 if isinstance(error, (ConfigError, RequestError)) else 1

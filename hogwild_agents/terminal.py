@@ -1,0 +1,80 @@
+"""One session at the command line: load an engine, show the events, cancel on the way out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from hogwild_agents.live import LiveView
+from hogwild_agents.view import JsonView, PlainView, View
+
+if TYPE_CHECKING:
+    from hogwild_engine.config import EngineConfig
+    from hogwild_engine.engine import Engine
+    from hogwild_engine.request import Request
+
+# The libraries read these when they are imported.
+QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_VERBOSITY": "error",
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+
+def silence_libraries() -> None:
+    """Keep libraries' warnings, bars and notes out of the output. Call before they are imported."""
+    warnings.simplefilter("ignore")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Leave by `SystemExit` when the process is told to end, so that the terminal is restored."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def load(config: EngineConfig) -> Engine:
+    """Load an engine; a terminal says so meanwhile."""
+    with _progress(f"Loading {config.model}"):
+        from hogwild_engine.engine import Engine
+
+        return Engine(config)
+
+
+def show(engine: Engine, request: Request, *, as_json: bool = False) -> None:
+    """Answer the request and print how. Whatever ends this early cancels the session."""
+    handle = engine.submit(request)
+    try:
+        with _view(request, as_json=as_json) as view:
+            for event in handle:
+                view.show(event)
+    finally:
+        handle.cancel()
+
+
+def _progress(text: str) -> AbstractContextManager[Any]:
+    console = Console(stderr=True)
+    return console.status(Text(text)) if sys.stderr.isatty() else nullcontext()
+
+
+def _view(request: Request, *, as_json: bool) -> View:
+    if as_json:
+        return JsonView(sys.stdout)
+    console = Console(highlight=False)
+    if sys.stdout.isatty() and console.is_interactive:
+        return LiveView(console, [worker.name for worker in request.workers])
+    return PlainView(sys.stdout)

@@ -1,0 +1,87 @@
+"""Attention by the book, in float64: every key at its place in the reader's view, one softmax.
+
+Knows nothing of pages, tables or deltas; kernels and engine are held to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class Seen(NamedTuple):
+    """A block as one reader sees it.
+
+    Args:
+        keys: rotated at block-local positions, ``[S, KH, D]``.
+        values: ``[S, KH, D]``.
+        lo: first visible token.
+        hi: one past the last visible token.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    lo: int
+    hi: int
+
+
+def turn(x: torch.Tensor, by: torch.Tensor | float, inv_freq: torch.Tensor) -> torch.Tensor:
+    """Rotate dims ``(d, d + D/2)`` of ``x`` by ``by * inv_freq[d]``, as complex numbers.
+
+    Args:
+        x: ``[S, H, D]``.
+        by: positions, ``[S]`` or one for all.
+        inv_freq: ``[D/2]``, 0 in dims that do not rotate.
+    """
+    half = x.shape[-1] // 2
+    pairs = torch.complex(x[..., :half].double(), x[..., half:].double())
+    position = torch.as_tensor(by, dtype=torch.float64).reshape(-1, 1, 1)
+    pairs = pairs * torch.exp(1j * position * inv_freq.double())
+    return torch.cat((pairs.real, pairs.imag), dim=-1)
+
+
+def attend(
+    q: torch.Tensor,
+    view: Sequence[tuple[int, Seen]],
+    inv_freq: torch.Tensor,
+    own_start: int,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One row's output ``[H, D]`` and lse ``[H]``, float64.
+
+    Args:
+        q: the row's query, rotated at its position in its own block. ``[H, D]``.
+        view: every block with the place in the view at which it starts.
+        inv_freq: the layer's inverse frequencies, ``[D/2]``.
+        own_start: where the row's own block starts in the view.
+        scale: factor on scores.
+        softcap: as in `block_attention`.
+        sinks: as in `block_attention`, ``[H]``.
+    """
+    num_heads = q.shape[0]
+    query = turn(q[None], own_start, inv_freq)[0]
+    keys, values = [], []
+    for start, seen in view:
+        positions = torch.full((seen.keys.shape[0],), float(start))
+        keys.append(turn(seen.keys, positions, inv_freq)[seen.lo : max(seen.lo, seen.hi)])
+        values.append(seen.values.double()[seen.lo : max(seen.lo, seen.hi)])
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    lse = torch.full((num_heads,), -math.inf, dtype=torch.float64)
+    key, value = torch.cat(keys), torch.cat(values)  # [S, KH, D]
+    group = num_heads // key.shape[1]
+    for head in range(num_heads):
+        score = key[:, head // group] @ query[head] * scale
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        sink = [] if sinks is None else [sinks[head].double().reshape(1)]
+        total = torch.cat([score, *sink])
+        if total.numel():
+            lse[head] = torch.logsumexp(total, 0)
+            out[head] = torch.exp(score - lse[head]) @ value[:, head // group]
+    return out, lse

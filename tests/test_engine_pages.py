@@ -1,0 +1,206 @@
+"""The page pool and blocks on it, under any order of operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from oracle import turn
+
+from hogwild_engine.block import Block
+from hogwild_engine.cache import KVCache, LayerShape
+from hogwild_engine.pages import OutOfPagesError, PagePool
+from hogwild_engine.rope import Rotation
+from hogwild_kernels import write_kv
+
+PAGE_SIZE, NUM_PAGES, DIM = 4, 12, 4
+ROTATION = Rotation((1.0, 0.01), DIM)
+INV_FREQ = torch.tensor(ROTATION.inv_freq, dtype=torch.float64)
+
+
+def key_of(token: int) -> torch.Tensor:
+    """What a token's key is at position 0; each token's is its own. ``[1, DIM]``."""
+    generator = torch.Generator().manual_seed(token)
+    return torch.randn(1, DIM, generator=generator)
+
+
+class BlocksOnPages(RuleBasedStateMachine):
+    """Blocks are written, cut, moved, shared and freed at random; a list of tokens models each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shape = LayerShape(1, DIM, torch.device("cpu"), torch.float32, ROTATION)
+        self.cache = KVCache([shape], NUM_PAGES, PAGE_SIZE)
+        self.pool = self.cache.pool
+        self.blocks: list[Block] = []
+        self.models: list[list[int]] = []
+        self.next_token = 0
+
+    def write(self, block: Block, slots: list[int], start: int) -> None:
+        """What a pass does: keys at block-local positions, values."""
+        keys, values = self.cache.layers[0]
+        tokens = block.tokens[start:]
+        raw = torch.stack([key_of(token) for token in tokens])
+        positions = torch.arange(start, start + len(tokens), dtype=torch.float64)
+        turned = turn(raw, positions, INV_FREQ).float()
+        write_kv(turned, raw, keys, values, torch.tensor(slots))
+
+    def pick(self, data: st.DataObject) -> int:
+        return data.draw(st.integers(0, len(self.blocks) - 1))
+
+    @rule()
+    def make(self) -> None:
+        self.blocks.append(Block(self.cache))
+        self.models.append([])
+
+    @precondition(lambda self: self.blocks)
+    @rule(data=st.data(), count=st.integers(0, 9), rewound=st.sampled_from((0, 0, 1, 2)))
+    def append(self, data: st.DataObject, count: int, rewound: int) -> None:
+        index = self.pick(data)
+        keep = max(0, len(self.blocks[index]) - rewound)
+        self.blocks[index].truncate(keep)
+        del self.models[index][keep:]
+        block, model = self.blocks[index], self.models[index]
+        tokens = list(range(self.next_token, self.next_token + count))
+        self.next_token += count
+        before = (list(block.tokens), list(block.pages), self.pool.num_free)
+        start = len(block)
+        try:
+            slots = block.append(tokens)
+        except OutOfPagesError:
+            assert (block.tokens, block.pages, self.pool.num_free) == before
+            return
+        model += tokens
+        if tokens:
+            self.write(block, slots, start)
+
+    @precondition(lambda self: self.blocks)
+    @rule(data=st.data(), length=st.integers(0, 20))
+    def truncate(self, data: st.DataObject, length: int) -> None:
+        index = self.pick(data)
+        self.blocks[index].truncate(length)
+        del self.models[index][length:]
+
+    @precondition(lambda self: len(self.blocks) > 1)
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        source, target = self.pick(data), self.pick(data)
+        if source == target:
+            return
+        pages = (list(self.blocks[source].pages), list(self.blocks[target].pages))
+        try:
+            self.blocks[source].move_to(self.blocks[target])
+        except OutOfPagesError:
+            assert (self.blocks[source].pages, self.blocks[target].pages) == pages
+            return
+        self.models[target] += self.models[source]
+        self.models[source] = []
+
+    @precondition(lambda self: self.blocks)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        index = self.pick(data)
+        free = self.pool.num_free
+        try:
+            twin = self.blocks[index].share()
+        except OutOfPagesError:
+            assert self.pool.num_free == free
+            return
+        assert free - self.pool.num_free == bool(len(twin) % PAGE_SIZE)
+        self.blocks.append(twin)
+        self.models.append(list(self.models[index]))
+
+    @precondition(lambda self: self.blocks)
+    @rule(data=st.data(), twice=st.booleans())
+    def release(self, data: st.DataObject, twice: bool) -> None:
+        index = self.pick(data)
+        block = self.blocks.pop(index)
+        self.models.pop(index)
+        block.release()
+        if twice:
+            block.release()
+
+    @invariant()
+    def blocks_hold_what_was_written(self) -> None:
+        keys, values = self.cache.layers[0]
+        for block, model in zip(self.blocks, self.models, strict=True):
+            assert block.tokens == model
+            assert len(block.pages) == -(-len(model) // PAGE_SIZE)
+            if not model:
+                continue
+            slots = torch.tensor(block.slots(0, len(model)))
+            page, offset = slots // PAGE_SIZE, slots % PAGE_SIZE
+            raw = torch.stack([key_of(token) for token in model])
+            assert torch.equal(values[page, offset], raw)
+            turned = turn(raw, torch.arange(len(model)).double(), INV_FREQ)
+            torch.testing.assert_close(keys[page, offset].double(), turned, atol=1e-5, rtol=1e-5)
+
+    @invariant()
+    def pages_are_counted(self) -> None:
+        held = [page for block in self.blocks for page in block.pages]
+        for page in range(NUM_PAGES):
+            assert self.pool.references(page) == held.count(page)
+        assert self.pool.num_free == NUM_PAGES - len(set(held))
+
+    def teardown(self) -> None:
+        for block in self.blocks:
+            block.release()
+        assert self.pool.num_free == NUM_PAGES
+
+
+BlocksOnPages.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+class TestBlocksOnPages(BlocksOnPages.TestCase):
+    """pytest collects the machine by this name."""
+
+
+def test_a_shared_page_is_copied_before_it_is_written() -> None:
+    machine = BlocksOnPages()
+    machine.make()
+    block = machine.blocks[0]
+    machine.write(block, block.append([1, 2, 3, 4, 5, 6, 7, 8]), 0)
+    twin = block.share()
+    twin.truncate(6)
+    machine.write(twin, twin.append([9]), 6)
+    machine.blocks = [block, twin]
+    machine.models = [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 9]]
+    machine.blocks_hold_what_was_written()
+    machine.pages_are_counted()
+    machine.teardown()
+
+
+def test_a_pool_that_is_too_empty_gives_no_page_at_all() -> None:
+    pool = PagePool(4, 8)
+    pool.allocate(2)
+    with pytest.raises(OutOfPagesError):
+        pool.allocate(3)
+    assert pool.num_free == 2
+
+
+def test_a_growing_block_stays_on_consecutive_pages() -> None:
+    pool = PagePool(64, 8)
+    blocks = [pool.allocate(1) for _ in range(4)]
+    for _ in range(10):
+        for pages in blocks:
+            pages += pool.allocate(1, pages[-1])
+    for pages in blocks:
+        assert pages == list(range(pages[0], pages[0] + 11))
+
+
+def test_a_page_is_free_when_its_last_reader_is_gone() -> None:
+    pool = PagePool(3, 8)
+    pages = pool.allocate(2)
+    pool.share(pages)
+    pool.release(pages)
+    assert pool.num_free == 1
+    pool.release(pages)
+    assert pool.num_free == 3

@@ -1,0 +1,110 @@
+"""Random models of a few layers, made from a config: a family's structure, nothing to download."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 49_152  # of the embedded model's tokenizer
+CONTEXT = 512
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+    "tie_word_embeddings": True,
+}
+
+
+def _rope(theta: float = 10_000.0, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **more}}
+
+
+_FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**_SHAPE, head_dim=16, **_rope())
+    ),
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(
+            **_SHAPE,
+            use_sliding_window=True,
+            sliding_window=6,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+            **_rope(1_000_000.0),
+        )
+    ),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**_SHAPE, head_dim=20, **_rope(1_000_000.0))
+    ),
+    "mistral": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**_SHAPE, head_dim=24, sliding_window=7, **_rope())
+    ),
+    "gemma2": lambda: transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(
+            **_SHAPE,
+            head_dim=16,
+            query_pre_attn_scalar=16,
+            sliding_window=5,
+            attn_logit_softcapping=4.0,
+            **_rope(),
+        )
+    ),
+    "glm4": lambda: transformers.Glm4ForCausalLM(
+        transformers.Glm4Config(**_SHAPE, head_dim=16, **_rope(partial_rotary_factor=0.5))
+    ),
+    "smollm3": lambda: transformers.SmolLM3ForCausalLM(
+        transformers.SmolLM3Config(**_SHAPE, no_rope_layers=[1, 0, 1], **_rope())
+    ),
+    "gpt_oss": lambda: transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(
+            **_SHAPE,
+            head_dim=16,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            sliding_window=6,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+        )
+    ),
+}
+
+MAIN_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+FAMILIES = tuple(_FAMILIES)
+
+
+def tiny_model(family: str, seed: int = 0, loud: Mapping[int, float] | None = None) -> Any:
+    """A model whose attention matters: scores differ, norms are not ones, biases not zeros.
+
+    Args:
+        family: one of `FAMILIES`.
+        seed: decides the weights.
+        loud: tokens that it writes more often than others, with a factor on their logits.
+    """
+    torch.manual_seed(seed)
+    model = _FAMILIES[family]().eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1:
+            weight.copy_(torch.rand(weight.shape, generator=generator) + 0.5)
+            if name.endswith("bias"):
+                weight.sub_(1.0)
+        else:
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2)
+    for token, factor in (loud or {}).items():
+        model.get_output_embeddings().weight[token] *= factor
+    return model
