@@ -19,8 +19,8 @@ from hogwild_engine.events import (
 ENDS: dict[WorkerEnd, str] = {
     "end_of_turn": "done",
     "stop": "stopped",
-    "repeats": "nothing new to write",
-    "length": "out of budget",
+    "repeats": "repeats",
+    "length": "cut",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from contextlib import closing
@@ -119,10 +120,10 @@ def run(
 @app.command()
 def demo(debug: Debug = False) -> None:
     """Watch two workers divide a task, with the embedded model."""
-    from hogwild_agents.demo import REQUEST, TASK
+    from hogwild_agents.demo import CONFIG, REQUEST, TASK
 
-    print(f"Task: {TASK}\n", flush=True)
-    _serve(EngineConfig(), REQUEST, debug=debug)
+    print(textwrap.fill(f"Task: {TASK}", 80), end="\n\n", flush=True)
+    _serve(CONFIG, REQUEST, debug=debug)
 
 
 def _serve(config: EngineConfig, request: Request, *, as_json: bool = False, debug: bool) -> None:

@@ -55,8 +55,8 @@ def pack_message(pack: Sequence[FunctionTask]) -> str:
     """
     asked = "\n\n".join(f"{place}. {_in_words(task)}" for place, task in enumerate(pack, 1))
     return (
-        "Write these Python functions, without docstrings, comments or examples. "
-        f"Names from typing are imported already.\n\n{asked}"
+        "Write these Python functions. Work plainly, step by step, and mind the edge cases; each "
+        f"code block imports what it uses. Leave out docstrings and examples.\n\n{asked}"
     )
 
 

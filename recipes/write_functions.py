@@ -21,11 +21,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hogwild_engine import EngineConfig, Request, SamplingParams, events, make_workers
-from hogwild_engine.config import EMBEDDED_MODEL
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+from hogwild_engine import EngineConfig, Request, SamplingParams, events, make_workers
+from hogwild_engine.config import EMBEDDED_MODEL
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -130,10 +131,12 @@ def main(argv: Sequence[str] | None = None, run_pack: RunPack = run_pack) -> int
     ]
     sandbox, console = Sandbox(), Console(stderr=True)
     written = finished(runs, options.parallel, run_pack, options.model, budgets[-1])
-    scores = [
-        score(run, records, budgets, sandbox)
-        for run, records in track(written, "writing", len(runs), console=console)
-    ]
+    scores: list[Score] = []
+    try:
+        for run, records in track(written, "writing", len(runs), console=console):
+            scores.append(score(run, records, budgets, sandbox))
+    except KeyboardInterrupt:
+        console.print(f"stopped: the table counts the {len(scores)} of {len(runs)} finished runs")
     scores.sort(key=lambda score: runs.index(score.run))
     Console().print(table_of(scores, budgets))
     if options.json:

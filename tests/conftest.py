@@ -51,7 +51,7 @@ def all_pages_free() -> Callable[[Engine], bool]:
     """Whether an engine gives back all its pages, within the step that it may still be in."""
 
     def check(engine: Engine) -> bool:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             stats = engine.stats()
             idle = stats.running == stats.waiting == 0

@@ -1,4 +1,4 @@
-"""Invariants 5 and 6: sessions that share passes do not change each other, and give all pages back."""
+"""Invariants 5 and 6: sessions that share passes leave each other alone, and give all pages back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +34,9 @@ QUESTIONS = (
 def requests() -> list[Request]:
     """Sessions of all kinds: workers, layouts, lengths, budgets, ways to answer and to sample."""
     common: dict[str, Any] = {"protocol": PROTOCOL, "max_tokens": 12}
-    greedy = SamplingParams(temperature=0)
-    lively = SamplingParams(temperature=1.0, top_p=0.95, seed=11)
+    greedy = SamplingParams(temperature=0, seed=3)
+    # Few candidates: between thousands of likely ones, rounding in the logits decides.
+    lively = SamplingParams(temperature=1.0, top_k=4, seed=11)
     return [
         Request(({"role": "user", "content": question},), **common, **more)
         for question, more in (
@@ -288,10 +289,8 @@ def test_a_model_that_fails_fails_the_sessions_of_that_pass_only(
                 handle.result(20)
             assert isinstance(caught.value.__cause__, RuntimeError)
         for handle in handles[1:]:
-            try:
+            with suppress(SessionFailedError):
                 handle.result(20)
-            except SessionFailedError:
-                pass
     wait_until(lambda: pages_held(engine) == 0)
     assert read(engine.submit(requests()[0]))
 
@@ -389,10 +388,14 @@ async def test_many_sessions_are_read_in_one_event_loop(engine: Engine) -> None:
 
 async def test_a_cancel_reaches_an_asynchronous_reader(engine: Engine) -> None:
     handle = engine.submit(replace(requests()[0], max_steps=500, max_tokens=100))
-    with pytest.raises(SessionCancelledError):
+
+    async def read_and_cancel() -> None:
         async for event in handle:
             if isinstance(event, Token):
                 handle.cancel()
+
+    with pytest.raises(SessionCancelledError):
+        await read_and_cancel()
 
 
 def test_a_reader_whose_loop_is_gone_cancels_its_session(engine: Engine) -> None:

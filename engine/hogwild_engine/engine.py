@@ -234,9 +234,13 @@ class Engine:
         if self.config.num_threads is not None:
             torch.set_num_threads(self.config.num_threads)
         while self._read_inbox():
-            for session in self._scheduler.admit():
-                self._hand_over(session, session.drain())
-            self._pass()
+            try:
+                for session in self._scheduler.admit():
+                    self._hand_over(session, session.drain())
+                self._pass()
+            except Exception as error:  # a fault of our own must not leave readers waiting
+                for session in list(self._handles):
+                    self._fail(session, error)
         for session in list(self._handles):
             self._end(session, EngineClosedError("the engine was closed while the session ran"))
 
