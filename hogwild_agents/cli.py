@@ -16,7 +16,7 @@ from typer.exceptions import TyperException
 
 from hogwild_agents import __version__
 from hogwild_engine.config import EMBEDDED_MODEL, EngineConfig, SamplingParams
-from hogwild_engine.errors import ConfigError, RequestError
+from hogwild_engine.errors import ConfigError, HogwildError, RequestError
 from hogwild_engine.layout import LayoutName
 from hogwild_engine.request import Request, Worker, make_workers
 
@@ -167,8 +167,13 @@ def _replace_what_the_encoding_lacks() -> None:
 
 
 def _one_line(error: Exception) -> str:
-    text = error.format_message() if isinstance(error, TyperException) else str(error)
-    return " ".join(text.split()) or type(error).__name__
+    if isinstance(error, TyperException):
+        text = f"{error.format_message().rstrip('.')}; see hogwild --help"
+    elif isinstance(error, HogwildError):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
 
 
 def _exit_code(error: Exception) -> int:

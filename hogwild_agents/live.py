@@ -64,7 +64,7 @@ def _desks(desks: dict[str, Desk], width: int, height: int, most: int) -> Render
     """Panels in as many rows as the width asks for, or one line a worker where these do not fit."""
     per_row = min(max(width // MIN_COLUMN_WIDTH, 1), len(desks))
     num_rows = math.ceil(len(desks) / per_row)
-    num_lines = most
+    num_lines = min(height // num_rows - BORDER_LINES, most)
     if num_lines < 1:
         return _one_line_each(desks, height)
     panels = [

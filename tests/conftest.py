@@ -54,7 +54,7 @@ def all_pages_free() -> Callable[[Engine], bool]:
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             stats = engine.stats()
-            idle = stats.running == stats.waiting == 0
+            idle = stats.sessions == stats.waiting == 0
             if idle and stats.free_pages == stats.num_pages:
                 return True
             time.sleep(0.01)

@@ -185,7 +185,7 @@ def test_leaving_a_stream_ends_the_session(
 ) -> None:
     with closing(cast(Any, team_llm.stream(TASK, **LONG))) as stream:
         next(stream)
-        assert team_llm.engine.stats().running == 1
+        assert team_llm.engine.stats().sessions == 1
     assert all_pages_free(team_llm.engine)
 
 
@@ -226,17 +226,17 @@ def test_a_closed_engine_is_told_and_replaced(embedded: dict[str, Any]) -> None:
 
 def test_a_cache_tells_calls_apart_by_every_setting(team_llm: ChatHogwild) -> None:
     llm = team_llm.model_copy(update={"cache": InMemoryCache(), "max_steps": 2, "max_tokens": 2})
-    passes = llm.engine.stats().passes
+    passes = llm.engine.stats().steps
     llm.invoke(TASK)
-    once = llm.engine.stats().passes
+    once = llm.engine.stats().steps
     assert once > passes
     llm.invoke(TASK)
-    assert llm.engine.stats().passes == once
+    assert llm.engine.stats().steps == once
     changes: list[dict[str, Any]] = [{"workers": 1}, {"layout": "interleaved"}, {"seed": 3}]
     for change in [*changes, {"stop": ["x"]}]:
-        before = llm.engine.stats().passes
+        before = llm.engine.stats().steps
         llm.invoke(TASK, **change)
-        assert llm.engine.stats().passes > before
+        assert llm.engine.stats().steps > before
 
 
 def test_tokens_are_counted_by_the_models_own_tokenizer(lone_llm: ChatHogwild) -> None:

@@ -56,12 +56,12 @@ async def test_eight_calls_at_once_say_what_eight_in_a_row_say(
 ) -> None:
     ticker = Ticker()
     ticking = asyncio.create_task(ticker.run())
-    passes = llm.engine.stats().passes
+    passes = llm.engine.stats().steps
     at_once = await asyncio.gather(*[llm.ainvoke(task) for task in TASKS])
     ticking.cancel()
     assert [said(message) for message in at_once] == [said(message) for message in in_a_row]
     # One call takes some eight passes; these share theirs.
-    assert llm.engine.stats().passes - passes < 4 * 8
+    assert llm.engine.stats().steps - passes < 4 * 8
     # Generous: a loop that waited for a single call would stand for seconds.
     assert ticker.ticks > 10
     assert ticker.longest_gap_s < 1
@@ -93,7 +93,7 @@ async def test_a_cancelled_call_frees_its_pages_and_leaves_the_others_alone(
 ) -> None:
     endless = asyncio.create_task(llm.ainvoke(TASKS[1], max_steps=400, max_tokens=400))
     kept = asyncio.create_task(llm.ainvoke(TASKS[0]))
-    while llm.engine.stats().running < 2:
+    while llm.engine.stats().sessions < 2:
         await asyncio.sleep(0.01)
     endless.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -105,7 +105,7 @@ async def test_a_cancelled_call_frees_its_pages_and_leaves_the_others_alone(
 async def test_a_call_that_is_cancelled_before_it_runs_leaves_nothing(
     llm: ChatHogwild, all_pages_free: Callable[[Engine], bool]
 ) -> None:
-    assert llm.engine.stats().running == 0
+    assert llm.engine.stats().sessions == 0
     for delay_s in (0, 0.001, 0.01):
         call = asyncio.create_task(llm.ainvoke(TASKS[0], max_steps=400, max_tokens=400))
         await asyncio.sleep(delay_s)

@@ -62,9 +62,9 @@ def test_translation_chains_the_cause_and_leaves_ours_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "kind", "says"),
     [
-        ({"workers": 0}, errors.ConfigError, "workers: wanted at least 1, got 0"),
+        ({"workers": 0}, errors.ConfigError, "workers: wanted 1 to 256, got 0"),
         ({"workers": "Alice"}, errors.ConfigError, "workers: wanted a number, a list"),
-        ({"workers": []}, errors.ConfigError, "workers: wanted at least 1"),
+        ({"workers": []}, errors.ConfigError, "workers: wanted 1 to 256"),
         ({"workers": ["Ann", "ann"]}, errors.WorkerNameError, "got 'ann'"),
         ({"workers": [""]}, errors.WorkerNameError, "got ''"),
         ({"workers": ["A [1]:**"]}, errors.WorkerNameError, "choose a plain name"),

@@ -50,9 +50,9 @@ class EngineStats:
         free_pages: pages that nobody holds.
         page_size: tokens a page holds.
         cache_bytes: bytes of the pool, held or not.
-        running: sessions that run.
+        sessions: sessions that run.
         waiting: sessions that wait for pages.
-        passes: forward passes so far.
+        steps: forward passes so far.
         encoded_tokens: tokens that went through the model.
         prompt_tokens: prompt tokens of finished sessions.
         worker_tokens: tokens drawn by workers of finished sessions.
@@ -64,9 +64,9 @@ class EngineStats:
     free_pages: int
     page_size: int
     cache_bytes: int
-    running: int
+    sessions: int
     waiting: int
-    passes: int
+    steps: int
     encoded_tokens: int
     prompt_tokens: int
     worker_tokens: int
@@ -113,7 +113,7 @@ class Engine:
         self._wake = threading.Condition()
         self._closed = False
         self._counts = dict.fromkeys(
-            ("passes", "encoded", "prompt", "worker", "answer", "forced"), 0
+            ("steps", "encoded", "prompt", "worker", "answer", "forced"), 0
         )
         self._thread = threading.Thread(target=self._run, name="hogwild-engine", daemon=True)
         self._thread.start()
@@ -199,9 +199,9 @@ class Engine:
             free_pages=pool.num_free,
             page_size=pool.page_size,
             cache_bytes=pool.num_pages * pool.page_size * self._cache.bytes_per_token,
-            running=len(scheduler.running),
+            sessions=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            passes=counts["passes"],
+            steps=counts["steps"],
             encoded_tokens=counts["encoded"],
             prompt_tokens=counts["prompt"],
             worker_tokens=counts["worker"],
@@ -236,7 +236,7 @@ class Engine:
         while self._read_inbox():
             try:
                 for session in self._scheduler.admit():
-                    self._hand_over(session, session.drain())
+                    self._begin(session)
                 self._pass()
             except Exception as error:  # a fault of our own must not leave readers waiting
                 for session in list(self._handles):
@@ -247,16 +247,26 @@ class Engine:
     def _read_inbox(self) -> bool:
         """Take in what callers said; sleeps while there is nothing to do. ``False`` once closed."""
         with self._wake:
-            while not (self._closed or self._inbox or self._scheduler.running):
+            while not (self._closed or self._inbox or self._scheduler.has_work):
                 self._wake.wait()
             told = list(self._inbox)
             self._inbox.clear()
         for word, session in told:
+            if session not in self._handles:  # it is over already
+                continue
             if word == "add":
                 self._scheduler.add(session)
-            elif session in self._handles:
+            else:
                 self._end(session, SessionCancelledError("the session was cancelled"))
         return not self._closed
+
+    def _begin(self, session: Session) -> None:
+        try:
+            session.begin(self._cache)
+        except Exception as error:
+            self._fail(session, error)
+        else:
+            self._hand_over(session, session.drain())
 
     def _pass(self) -> None:
         """Schedule, run, postprocess."""
@@ -274,7 +284,7 @@ class Engine:
             for session, _ in turns:
                 self._fail(session, error)
             return
-        self._counts["passes"] += 1
+        self._counts["steps"] += 1
         self._counts["encoded"] += len(plan.tokens)
         for session, turn in turns:
             mine, drawn = drawn[: len(turn.draws)], drawn[len(turn.draws) :]

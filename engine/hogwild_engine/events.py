@@ -116,7 +116,7 @@ class ParagraphFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class Intervention(Event):
-    """The protocol put ``text`` in the worker's mouth."""
+    """The protocol put ``text`` in the worker's mouth. The next `Token` of the worker shows it too."""
 
     type: ClassVar[str] = "intervention"
     step: int

@@ -15,6 +15,8 @@ from hogwild_engine.config import SamplingParams
 from hogwild_engine.errors import WorkerNameError, complaint, require
 from hogwild_engine.events import Paragraph
 
+MAX_WORKERS = 256
+
 _NAME = re.compile(r"[^\W_](?:[\w .'-]{0,62}[\w.'-])?")
 
 
@@ -55,7 +57,7 @@ def make_workers(workers: int | Iterable[str | Worker]) -> tuple[Worker, ...]:
         WorkerNameError: a name is unusable or stands twice.
     """
     if isinstance(workers, int) and not isinstance(workers, bool):
-        require(workers >= 1, "workers", "at least 1", workers)
+        require(1 <= workers <= MAX_WORKERS, "workers", f"1 to {MAX_WORKERS}", workers)
         named = protocols.DEFAULT_NAMES[:workers]
         more = (f"Worker{i}" for i in range(len(named) + 1, workers + 1))
         return tuple(Worker(name) for name in (*named, *more))
@@ -67,7 +69,7 @@ def make_workers(workers: int | Iterable[str | Worker]) -> tuple[Worker, ...]:
     )
     assert isinstance(workers, Iterable)
     team = tuple(_make_worker(member) for member in workers)
-    require(bool(team), "workers", "at least 1", team)
+    require(1 <= len(team) <= MAX_WORKERS, "workers", f"1 to {MAX_WORKERS}", len(team))
     seen: set[str] = set()
     for worker in team:
         if worker.name.casefold() in seen:

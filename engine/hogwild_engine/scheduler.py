@@ -23,6 +23,11 @@ class Scheduler:
         self.waiting: deque[Session] = deque()
         self.running: list[Session] = []
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a session runs, or waits: the first one may always start when none runs."""
+        return bool(self.running or self.waiting)
+
     def add(self, session: Session) -> None:
         self.waiting.append(session)
 
@@ -35,7 +40,7 @@ class Scheduler:
             self.waiting.remove(session)
 
     def admit(self) -> list[Session]:
-        """Start waiting sessions, first come first served, as far as pages last."""
+        """Let waiting sessions run, first come first served, as far as pages last."""
         admitted = []
         set_aside = sum(session.num_pages for session in self.running)
         while self.waiting:
@@ -43,7 +48,6 @@ class Scheduler:
             if set_aside > self._cache.pool.num_pages:
                 break
             session = self.waiting.popleft()
-            session.begin(self._cache)
             self.running.append(session)
             admitted.append(session)
         return admitted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from contextlib import contextmanager
@@ -153,10 +154,9 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence transformers' progress bars and notes while a model loads."""
-    import transformers.modeling_gguf_pytorch_utils
     from transformers.utils import logging
 
-    gguf: Any = transformers.modeling_gguf_pytorch_utils
+    gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
 
     bar = gguf.tqdm
     gguf.tqdm = partial(bar, disable=True)  # this one does not heed the switch below
@@ -178,14 +178,14 @@ def _explained(config: EngineConfig, source: Source) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
-        first = str(error).strip().split("\n")[0]
+        said = " ".join(str(error).split())[:300]
         if isinstance(error, OSError) and not source.local:
             wanted = "a model of the hub, a folder, a .gguf file or 'smollm2-135m'"
             offline = " (offline)" if os.environ.get("HF_HUB_OFFLINE") else ""
-            todo = f"check the name and the connection{offline}: {first}"
+            todo = f"check the name and the connection{offline}: {said}"
             raise ModelNotFoundError(complaint("model", wanted, config.model, todo)) from error
         raise ModelError(
-            complaint("model", "one that transformers loads", config.model, first)
+            complaint("model", "one that transformers loads", config.model, said)
         ) from error
 
 
