@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
@@ -51,6 +52,13 @@ class ChatFormat:
     def thinking(self) -> bool:
         """Whether the template opens a section of thoughts before the answer."""
         return THINK_OPEN in (self._tokenizer.chat_template or "")
+
+    @cached_property
+    def opens_thinking(self) -> bool:
+        """Whether the template itself opens the thoughts where the answer begins."""
+        mark = secrets.token_hex(8)
+        rendered = self._template([{"role": "user", "content": mark}], ())
+        return THINK_OPEN in rendered.rpartition(mark)[2]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens included, nothing cleaned up."""

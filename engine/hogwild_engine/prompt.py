@@ -37,7 +37,7 @@ def make_prompt(request: Request, chat: ChatFormat) -> Prompt:
         return Prompt(tokens, None)
     protocol = resolve(request.protocol, thinking=chat.thinking)
     tokens = _render_with_rules(request, protocol, chat)
-    if chat.thinking and THINK_OPEN not in chat.decode(tokens[-8:]):
+    if chat.thinking and not chat.opens_thinking:
         tokens += chat.encode(THINK_OPEN + "\n")
     tokens += chat.encode(protocol.history_header)
     tokens += chat.encode(missing_newlines(chat.decode(tokens[-8:])))

@@ -31,6 +31,11 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def filters(self) -> bool:
+        """Whether some tokens can never be drawn."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
 
 @dataclass(slots=True)
 class Draw:
@@ -94,8 +99,21 @@ def _sample(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     temperature = _column([s.temperature for s in settings], logits)
     noise = _column([uniform(d.sampling.seed, d.writer, d.index) for d in draws], logits)
     logits = logits / temperature
-    if all(s.top_p == 1 and s.top_k == 0 and s.min_p == 0 for s in settings):
-        return _pick_unfiltered(logits, noise)
+    picked = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
+    # Each row goes the way of its own settings: what runs beside it must not change its token.
+    filtered = [row for row, s in enumerate(settings) if s.filters]
+    unfiltered = [row for row, s in enumerate(settings) if not s.filters]
+    if unfiltered:
+        picked[unfiltered] = _pick_unfiltered(logits[unfiltered], noise[unfiltered])
+    if filtered:
+        kept = [settings[row] for row in filtered]
+        picked[filtered] = _pick_filtered(logits[filtered], kept, noise[filtered])
+    return picked
+
+
+def _pick_filtered(
+    logits: torch.Tensor, settings: Sequence[Sampling], noise: torch.Tensor
+) -> torch.Tensor:
     width = min(CANDIDATES, logits.shape[1])
     if any(s.top_k > width for s in settings):
         width = logits.shape[1]
