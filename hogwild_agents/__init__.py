@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         WorkerNameError,
     )
     from hogwild_agents.node import HogwildNode
-    from hogwild_engine.request import Worker
+    from hogwild_agents.worker import Worker
 
     __version__: str
 
@@ -57,7 +57,7 @@ __all__ = [
 _HOMES = {
     "ChatHogwild": "hogwild_agents.chat_model",
     "HogwildNode": "hogwild_agents.node",
-    "Worker": "hogwild_engine.request",
+    "Worker": "hogwild_agents.worker",
 }
 
 

@@ -147,6 +147,17 @@ class LiveView:
 
     def __exit__(self, *exc: object) -> None:
         self._live.stop()
+        if exc and exc[0] is KeyboardInterrupt:
+            self._print_open()
+
+    def _print_open(self) -> None:
+        """What was not finished when the user stopped it, which the live screen took along."""
+        for name, desk in self._board.desks.items():
+            if text := desk.text.strip():
+                self._print_paragraph(Paragraph(name, desk.number, text, complete=False))
+        if answer := self._board.answer.strip():
+            self._console.print(Text(printable(answer)), "", sep="\n")
+        self._console.print(Text(f"interrupted after {self._board.steps} steps", style="dim"))
 
     def show(self, event: Event) -> None:
         self._board.apply(event)

@@ -52,7 +52,9 @@ class HogwildNode(Runnable[Any, dict[str, Any]]):
         name: str | None = None,
     ) -> None:
         with translated():
-            require(isinstance(llm, ChatHogwild), "llm", "a ChatHogwild", llm)
+            todo = "give settings to the model itself, and retries to add_node(retry_policy=…)"
+            plain = isinstance(llm, ChatHogwild)
+            require(plain, "llm", "a ChatHogwild", type(llm).__name__, todo)
             known = output_mode in ("last", "full_history")
             require(known, "output_mode", "'last' or 'full_history'", output_mode)
         self.llm = llm
@@ -102,8 +104,10 @@ class HogwildNode(Runnable[Any, dict[str, Any]]):
         key = self.messages_key
         found = state.get(key) if isinstance(state, Mapping) else getattr(state, key, None)
         with translated():
-            wanted = f"a state with messages under {key!r}"
-            require(isinstance(found, list), "messages_key", wanted, type(state).__name__)
+            keys = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            came = keys if found is None else f"{type(found).__name__} there"
+            wanted = f"a state with messages, a list, under {key!r}"
+            require(isinstance(found, list), "messages_key", wanted, came)
         return convert_to_messages(found or [])
 
     def _update(self, transcript: Transcript) -> dict[str, Any]:

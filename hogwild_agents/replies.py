@@ -136,6 +136,10 @@ class Reply:
             "steps": finished.usage.steps,
             "paragraphs": [asdict(paragraph) for paragraph in finished.paragraphs],
             "seed": finished.seed,
+            "workers": {
+                name: {"tokens": count, "end": finished.ends.get(name)}
+                for name, count in finished.usage.worker_tokens.items()
+            },
         }
 
     def _usage(self, finished: Finished) -> UsageMetadata:

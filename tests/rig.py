@@ -200,6 +200,7 @@ class Script:
         self._runs = runs
         self._filler = chat.encode(filler)[0]
         self._queues: dict[str, list[int]] = {}
+        self._looped: dict[str, list[int]] = {}
         for name, pieces in texts.items():
             self.say(name, *pieces)
         pool = rig.cache.pool
@@ -214,6 +215,10 @@ class Script:
         for piece in pieces:
             ids = [piece] if isinstance(piece, int) else self.chat.encode(piece)
             self._queues.setdefault(name, []).extend(ids)
+
+    def loop(self, name: str, text: str) -> None:
+        """Let ``name`` write ``text`` in each of its paragraphs, and go on with it when rewound."""
+        self._looped[name] = self.chat.encode(text)
 
     def step(self, limit: int = 10_000, check: Callable[[Turn], None] | None = None) -> list[Event]:
         """One pass; returns its events. ``check`` is called before drawn tokens are taken in."""
@@ -239,6 +244,11 @@ class Script:
 
     def _next(self, writer: int) -> int:
         name = "" if self.answering else self.names[writer]
+        if name in self._looped:
+            ids = self._looped[name]
+            draft = self.writers[writer].draft
+            place = len(draft.drawn) if draft is not None else 0
+            return ids[place] if place < len(ids) else self._filler
         queue = self._queues.get(name, [])
         return queue.pop(0) if queue else self._filler
 

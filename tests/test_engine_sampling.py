@@ -143,9 +143,8 @@ def test_seed_writer_and_index_each_change_the_noise(change: str) -> None:
 
 
 def test_the_noise_is_uniform_and_below_one() -> None:
-    values = torch.tensor(
-        [uniform(s, w, i) for s in range(20) for w in range(5) for i in range(100)]
-    )
+    draws = product(range(20), range(5), range(100))
+    values = torch.tensor([uniform(*draw) for draw in draws])
     assert 0 <= float(values.min()) < float(values.max()) < 1
     counts = torch.histc(values, bins=20, min=0, max=1)
     assert float((counts - 500).abs().max()) < 5 * 500**0.5

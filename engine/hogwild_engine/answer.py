@@ -4,7 +4,7 @@ worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from hogwild_engine import events, paragraphs
 from hogwild_engine.block import Block
@@ -14,6 +14,8 @@ from hogwild_engine.events import Event, FinishReason
 from hogwild_engine.protocol import Protocol
 from hogwild_engine.sampling import Drawn
 from hogwild_engine.writer import Writer
+
+MAX_REWINDS = 8
 
 
 def finisher_text(protocol: Protocol, chat: ChatFormat) -> str:
@@ -33,6 +35,9 @@ class AnswerPhase:
         chat: turns ids into text.
         stop: strings that end the answer.
         forced: the start of its text, which a protocol's own finisher put there.
+        base: length of the writer's block before the first drawn token.
+        guards: starts of workers' headers. Where one begins, the answer is rewound and another
+            token drawn, `MAX_REWINDS` times at most: structure is not the answer's to write.
         max_tokens: bound on the drawn tokens.
         emit: takes events.
 
@@ -46,6 +51,8 @@ class AnswerPhase:
         chat: ChatFormat,
         stop: tuple[str, ...],
         forced: str,
+        base: int,
+        guards: Sequence[str],
         max_tokens: int,
         emit: Callable[[Event], None],
     ) -> None:
@@ -53,10 +60,17 @@ class AnswerPhase:
         self.finish_reason: FinishReason | None = None
         self._chat = chat
         self._stop = stop
+        self._guards = guards
         self._max_tokens = max_tokens
         self._emit = emit
         self._draft = writer.draft = Draft(
-            chat.decode, chat.hidden, forced, base=0, start=0, watched=stop, strips=False
+            chat.decode,
+            chat.hidden,
+            forced,
+            base=base,
+            start=0,
+            watched=[*stop, *guards],
+            strips=bool(guards),
         )
         self._show(self._draft.show())
 
@@ -68,23 +82,42 @@ class AnswerPhase:
     def block(self) -> Block:
         return self.writer.block
 
-    def advance(self, drawn: Drawn) -> bool:
-        """Take in a drawn token; returns whether the answer goes on behind it."""
+    def banned(self) -> Collection[int]:
+        """Ids that must not come next."""
+        return self._draft.banned()
+
+    def advance(self, drawn: Drawn) -> int | None:
+        """Take in a drawn token; returns the token to encode next, ``None`` at the end."""
         self.writer.num_drawn += 1
         if drawn.token in self._chat.ends:
             self._end("stop", None)
-            return False
+            return None
         self.writer.seen.add(drawn.token)
         fresh = self._draft.add(drawn)
-        longest = max(map(len, self._stop), default=0)
-        stop = paragraphs.first_of(self._draft.text, self._stop, max(0, fresh - longest))
+        stop = self._found(self._stop, fresh)
         if stop is not None:
             self._end("stop", stop)
         elif self.writer.num_drawn >= self._max_tokens:
             self._end("length", None)
+        elif self._draft.attempts < MAX_REWINDS and self._found(self._guards, fresh) is not None:
+            return self._rewind(self._found(self._guards, fresh) or 0)
         else:
             self._show(self._draft.show())
-        return self.finish_reason is None
+        return drawn.token if self.finish_reason is None else None
+
+    def _rewind(self, length: int) -> int:
+        """Go back to where the text had ``length`` characters; returns the last token there."""
+        keep = self._draft.tokens_within(length)
+        self._draft.rewind(keep)
+        last = self._draft.base + keep - 1
+        token = self.block.tokens[last]
+        self.block.truncate(last)
+        return token
+
+    def _found(self, strings: Sequence[str], fresh: int) -> int | None:
+        longest = max(map(len, strings), default=0)
+        since = max(len(self._draft.forced), fresh - longest)
+        return paragraphs.first_of(self._draft.text, strings, since)
 
     def _end(self, reason: FinishReason, length: int | None) -> None:
         self._show(self._draft.finish(length))

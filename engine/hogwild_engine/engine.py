@@ -100,8 +100,9 @@ class Engine:
         self.context_len = weights.context_len(loaded.model)
         self._cache = KVCache(shapes, self._pages(shapes, device), config.page_size)
         self._runner = Runner(loaded.model, self._cache, windows)
+        trial = KVCache(shapes, selfcheck.num_pages(config.page_size), config.page_size)
         self.check_error = selfcheck.check_logits(
-            loaded.model, self._runner, self._check_ids(loaded.model)
+            loaded.model, Runner(loaded.model, trial, windows), self._check_ids(loaded.model)
         )
         generation = loaded.model.generation_config
         ends = weights.end_tokens(generation, loaded.tokenizer)

@@ -116,7 +116,7 @@ class ParagraphFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class Intervention(Event):
-    """The protocol put ``text`` in the worker's mouth. The next `Token` of the worker shows it too."""
+    """The protocol put ``text`` in the worker's mouth; the worker's next `Token` shows it too."""
 
     type: ClassVar[str] = "intervention"
     step: int
@@ -159,6 +159,7 @@ class Finished(Event):
         paragraphs: the history, in order, paragraphs of the request left out.
         usage: what it cost.
         seed: the seed that the session sampled with.
+        ends: why each worker of a team stopped, by name.
     """
 
     type: ClassVar[str] = "answer"
@@ -167,6 +168,7 @@ class Finished(Event):
     paragraphs: tuple[Paragraph, ...]
     usage: Usage
     seed: int
+    ends: dict[str, WorkerEnd] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

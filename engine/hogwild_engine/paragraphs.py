@@ -78,7 +78,7 @@ def has_content(text: str, *, code: bool) -> bool:
     """Whether a paragraph says anything: in code, a line beside fences, imports and comments."""
     if code:
         return any(not _PLAIN_CODE.match(line) for line in text.splitlines())
-    return any(char.isalnum() for char in text)
+    return any(char.isalnum() for char in _FENCE.sub("", text))
 
 
 def code_opening(text: str) -> Span | None:

@@ -38,6 +38,8 @@ class ParallelPhase:
         step: steps done.
         history: paragraphs that this session added, in order.
         num_forced: tokens that the protocol wrote.
+        header_starts: the texts that open a worker's header.
+        ends: why each worker stopped, by name.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class ParallelPhase:
             for number, worker in enumerate(request.workers)
         ]
         names = [worker.name for worker in request.workers]
-        guards = paragraphs.header_starts(protocol, names) if protocol.guards_headers else []
-        self._guards = guards if self._stream is None else []
+        headed = self._stream is None
+        self.header_starts = paragraphs.header_starts(protocol, names) if headed else []
+        self._guards = self.header_starts if protocol.guards_headers else []
+        self.ends: dict[str, WorkerEnd] = {}
         self._since_intervention = 0
-        self._stopped = False
+        self._stopped = self._closed = False
         for writer in self.writers:
             writer.paragraph = sum(p.worker == writer.name for p in request.history)
         self._start_workers()
@@ -94,6 +98,11 @@ class ParallelPhase:
         blocks = [writer.block for writer in self.writers]
         blocks += [part for part in self._parts[1:] if part is not None]
         return list({id(block): block for block in blocks}.values())
+
+    @property
+    def _now(self) -> int:
+        """The step that is being worked on; the last one once the phase is closed."""
+        return self.step if self._closed else self.step + 1
 
     @property
     def running(self) -> bool:
@@ -156,10 +165,11 @@ class ParallelPhase:
         fresh = draft.add(drawn)
         stop = self._found(draft, self._request.stop, fresh)
         if stop is not None:
-            if self._stream is not None:
-                self._keep(writer, draft, stop, complete=True)
-            else:
-                self._end_paragraph(writer, draft, stop, cut=True)
+            if self._says_something(draft, stop):
+                if self._stream is not None:
+                    self._keep(writer, draft, stop, complete=True)
+                else:
+                    self._end_paragraph(writer, draft, stop, cut=True)
             self._retire(writer, "stop")
             return
         guard = self._found(draft, self._guards, fresh)
@@ -189,10 +199,11 @@ class ParallelPhase:
 
     def close(self, reason: WorkerEnd) -> None:
         """End the phase: what is written of open paragraphs stays, and counts as incomplete."""
+        self._closed = True
         self._ledger.silence()
         for writer in self.writers:
             draft = writer.draft
-            if draft is not None and draft.drawn and self._says_something(draft.text):
+            if draft is not None and self._says_something(draft):
                 self._keep(writer, draft, None, complete=False)
             self._retire(writer, reason)
 
@@ -200,7 +211,8 @@ class ParallelPhase:
 
     def _start_workers(self) -> None:
         for writer in self.writers:
-            due = self.protocol.stagger * writer.number <= self.step
+            nobody_writes = not any(other.active for other in self.writers)
+            due = nobody_writes or self.protocol.stagger * writer.number <= self.step
             if due and writer.draft is None and not writer.done:
                 self._open_paragraph(writer)
 
@@ -218,7 +230,7 @@ class ParallelPhase:
             self._since_intervention = 0
             forced += " " + self.protocol.intervention
             text = self.protocol.intervention
-            self._emit(events.Intervention(self.step + 1, writer.name, text))
+            self._emit(events.Intervention(self._now, writer.name, text))
         header = ""
         if self._stream is None:
             header = self.protocol.header_for(writer.name, writer.paragraph)
@@ -241,7 +253,7 @@ class ParallelPhase:
 
     def _end_turn(self, writer: Writer, draft: Draft) -> None:
         """The worker drew an end-of-turn token."""
-        says = self._says_something(draft.text)
+        says = self._says_something(draft)
         ends_session = self.protocol.end_of_turn == "ends_session"
         if says and not ends_session and self._stream is None:
             self._end_paragraph(writer, draft, len(draft.text), cut=True)
@@ -256,7 +268,7 @@ class ParallelPhase:
         beyond.
         """
         text = draft.text[:length]
-        if self.protocol.max_repeats is not None and not self._says_something(text):
+        if self.protocol.max_repeats is not None and not self._says_something(draft, length):
             self._retry(writer, draft, 0)
             return
         if not draft.settled and self._settle(writer, draft, ended=True):
@@ -299,11 +311,9 @@ class ParallelPhase:
         """Add the paragraph to the history."""
         draft.settled = True
         self._show(writer, draft.finish(length, closes_fence=True))
-        paragraph = Paragraph(
-            writer.name, writer.paragraph, draft.shown, complete, step=self.step + 1
-        )
+        paragraph = Paragraph(writer.name, writer.paragraph, draft.shown, complete, step=self._now)
         self.history.append(paragraph)
-        self._emit(events.ParagraphFinished(self.step + 1, len(self.history) - 1, paragraph))
+        self._emit(events.ParagraphFinished(self._now, len(self.history) - 1, paragraph))
 
     def _retire(self, writer: Writer, reason: WorkerEnd) -> None:
         """The worker writes no more; an open paragraph that is not in the history is dropped."""
@@ -313,7 +323,8 @@ class ParallelPhase:
         if draft is not None and self._stream is None and not self._in_history(writer):
             self._ledger.forget(writer.block)
             writer.block.truncate(draft.start)
-        self._emit(events.WorkerFinished(self.step + 1, writer.name, reason))
+        self.ends[writer.name] = reason
+        self._emit(events.WorkerFinished(self._now, writer.name, reason))
 
     def _in_history(self, writer: Writer) -> bool:
         last = [p.number for p in self.history if p.worker == writer.name]
@@ -368,12 +379,13 @@ class ParallelPhase:
         rule, min_chars = self.protocol.paragraph_end, self.protocol.min_chars
         return paragraphs.paragraph_end(text, fresh, rule, min_chars)
 
-    def _says_something(self, text: str) -> bool:
-        return paragraphs.has_content(text, code=self._code)
+    def _says_something(self, draft: Draft, length: int | None = None) -> bool:
+        """Whether the worker itself wrote anything in the first ``length`` characters."""
+        return paragraphs.has_content(draft.text[len(draft.forced) : length], code=self._code)
 
     def _show(self, writer: Writer, text: str) -> None:
         if text:
-            self._emit(events.Token(self.step + 1, writer.name, writer.paragraph, text))
+            self._emit(events.Token(self._now, writer.name, writer.paragraph, text))
 
 
 def _written(draft: Draft) -> str:

@@ -22,8 +22,8 @@ ParagraphEnd = Literal["sentence", "blank_line", "fence"]
 class Protocol:
     """Every rule of the collaboration.
 
-    Texts may hold ``{name}`` (the worker), ``{number}`` (of its paragraph), ``{names}``,
-    ``{count}`` and ``{roles}``.
+    ``rules``, ``header`` and ``first_words`` may hold ``{name}`` (the worker), ``{number}`` (of its
+    paragraph), ``{names}``, ``{count}`` and ``{roles}``.
 
     Args:
         name: how the preset is called.
@@ -131,7 +131,7 @@ def _require_whole(name: str, value: object, low: int) -> None:
     require(type(value) is int and value >= low, name, f"a whole number of at least {low}", value)
 
 
-_TEMPLATES = frozenset({"rules", "header", "opening"})
+_TEMPLATES = frozenset({"rules", "header"})
 
 _RULES = (
     "{{count}} assistants, {{names}}, write the answer at the same time and see each other's text "

@@ -130,7 +130,7 @@ class Request:
 
     def __post_init__(self) -> None:
         require(bool(self.messages), "messages", "at least one message", self.messages)
-        require(bool(self.workers), "workers", "at least 1", self.workers)
+        object.__setattr__(self, "workers", make_workers(self.workers))
         check_team_settings(
             protocol=self.protocol,
             layout=self.layout,

@@ -59,6 +59,11 @@ def layer_shapes(model: Any, device: torch.device) -> tuple[list[LayerShape], li
     return shapes, probe.windows
 
 
+def num_pages(page_size: int) -> int:
+    """Pages that `check_logits` fills."""
+    return sum(-(-length // page_size) for length in BLOCK_LENGTHS)
+
+
 def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> float:
     """Feed a text in three blocks of two pieces each and compare with one plain forward.
 
@@ -89,7 +94,7 @@ def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> float:
         raise ModelRefusedError("logits", detail)
     if any(shape.rotation.inv_freq for shape in runner.cache.shapes):
         wrong = _relative(_blockwise(runner, ids, turned=False), plain)
-        if wrong < CONTROL_FACTOR * error:
+        if not wrong > CONTROL_FACTOR * error:
             detail = (
                 f"without the extra rotation logits differ by {wrong:.2g}, with it by {error:.2g}: "
                 f"the check cannot tell them apart tenfold; load it with dtype='float32'"

@@ -5,7 +5,7 @@ not tensors.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -168,7 +168,7 @@ class Session:
                 writer.number,
                 writer.num_drawn,
                 writer.seen if self._sampling.repetition_penalty != 1 else (),
-                parallel.banned(writer) if parallel else (),
+                self._banned(writer),
             )
             for writer in self._drawing
         ]
@@ -178,9 +178,10 @@ class Session:
         """Take in what the pass drew, one token a draw of `take`; returns what happened."""
         if self._answer is not None:
             for token in drawn:
-                if self._answer.advance(token):
+                following = self._answer.advance(token)
+                if following is not None:
                     self._ledger.owe(
-                        self._answer.block, [token.token], self._answer.writer, samples=True
+                        self._answer.block, [following], self._answer.writer, samples=True
                     )
                 else:
                     self._finish(self._answer.text, self._answer.finish_reason or "stop")
@@ -219,6 +220,11 @@ class Session:
             stored_tokens=self._stored,
             private_tokens=self._private,
         )
+
+    def _banned(self, writer: Writer) -> Collection[int]:
+        if self._answer is not None:
+            return self._answer.banned()
+        return self._parallel.banned(writer) if self._parallel else ()
 
     # Phases
 
@@ -266,7 +272,14 @@ class Session:
             if protocol.finisher != "close":
                 forced = self._finisher_text
         self._answer = AnswerPhase(
-            writer, self._chat, self.request.stop, forced, max(1, min(bounds)), self._events.append
+            writer,
+            self._chat,
+            self.request.stop,
+            forced,
+            len(tokens),
+            self._parallel.header_starts if self._parallel else (),
+            max(1, min(bounds)),
+            self._events.append,
         )
         self._ledger.owe(writer.block, tokens, writer, samples=True, splits=splits)
 
@@ -277,7 +290,8 @@ class Session:
         if self._cut_short:
             reason = "length"
         seed = self._sampling.seed
-        self.finished = events.Finished(text, reason, history, self.usage(), seed)
+        ends = self._parallel.ends if self._parallel else {}
+        self.finished = events.Finished(text, reason, history, self.usage(), seed, ends)
         self._events.append(self.finished)
 
     # Room

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import os
@@ -134,9 +135,13 @@ def resolve_device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ModelError(complaint("device", "'auto' or a torch device", device)) from error
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        said = str(error).split("\n")[0]
+        wanted = "'auto' or a torch device that is at hand"
+        raise ModelError(complaint("device", wanted, device, said)) from error
+    return found
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
@@ -154,8 +159,11 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence transformers' progress bars and notes while a model loads."""
+    from huggingface_hub.utils import logging as logging_of_hub
     from transformers.utils import logging
 
+    hub = logging_of_hub.get_verbosity()
+    logging_of_hub.set_verbosity_error()
     gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
 
     bar = gguf.tqdm
@@ -167,6 +175,7 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         gguf.tqdm = bar
+        logging_of_hub.set_verbosity(hub)
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
@@ -177,12 +186,14 @@ def _explained(config: EngineConfig, source: Source) -> Iterator[None]:
     """Turn what loading raises into our errors."""
     try:
         yield
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
+    except Exception as error:  # readers of files raise errors of many kinds
         said = " ".join(str(error).split())[:300]
         if isinstance(error, OSError) and not source.local:
+            near = difflib.get_close_matches(config.model, [EMBEDDED_MODEL])
+            meant = f"did you mean {EMBEDDED_MODEL!r}? " if near else ""
             wanted = "a model of the hub, a folder, a .gguf file or 'smollm2-135m'"
             offline = " (offline)" if os.environ.get("HF_HUB_OFFLINE") else ""
-            todo = f"check the name and the connection{offline}: {said}"
+            todo = f"{meant}check the name and the connection{offline}: {said}"
             raise ModelNotFoundError(complaint("model", wanted, config.model, todo)) from error
         raise ModelError(
             complaint("model", "one that transformers loads", config.model, said)
