@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
@@ -146,12 +147,13 @@ class ChatHogwild(BaseChatModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if isinstance(self.workers, Iterator):  # may be read but once
+            self.workers = list(self.workers)
         make_workers(self.workers)
         check_team_settings(stop=self.stop or (), **self._pick(_TEAM))
         SamplingParams(**self._pick(_SAMPLING))
         EngineConfig(**self._pick(_ENGINE))
-        positive = self.timeout is None or self.timeout > 0
-        require(positive, "timeout", "seconds above 0, or None", self.timeout)
+        _check_timeout(self.timeout)
         locate(self.model)
         return self
 
@@ -184,6 +186,7 @@ class ChatHogwild(BaseChatModel):
             return self.model_copy(update=own)._call(messages)
 
     def _call(self, messages: Sequence[BaseMessage]) -> Call:
+        _check_timeout(self.timeout)
         team = make_workers(self.workers)
         names = [worker.name for worker in team] if len(team) > 1 else []
         conversation = to_conversation(messages, names)
@@ -192,7 +195,7 @@ class ChatHogwild(BaseChatModel):
             team,
             conversation.history,
             sampling=SamplingParams(**self._pick(_SAMPLING)),
-            stop=tuple(self.stop or ()),
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             **self._pick(_TEAM),
         )
         return Call(EngineConfig(**self._pick(_ENGINE)), request, self.timeout)
@@ -284,6 +287,11 @@ class ChatHogwild(BaseChatModel):
         params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
         params["ls_provider"] = PROVIDER
         return params
+
+
+def _check_timeout(timeout: object) -> None:
+    number = isinstance(timeout, int | float) and 0 < timeout <= threading.TIMEOUT_MAX
+    require(timeout is None or number, "timeout", "seconds above 0, or None", timeout)
 
 
 def _warn_of_unknown(given: dict[str, Any], known: set[str], where: str) -> None:

@@ -71,17 +71,16 @@ def attend(
         positions = torch.full((seen.keys.shape[0],), float(start))
         keys.append(turn(seen.keys, positions, inv_freq)[seen.lo : max(seen.lo, seen.hi)])
         values.append(seen.values.double()[seen.lo : max(seen.lo, seen.hi)])
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    lse = torch.full((num_heads,), -math.inf, dtype=torch.float64)
-    key, value = torch.cat(keys), torch.cat(values)  # [S, KH, D]
-    group = num_heads // key.shape[1]
-    for head in range(num_heads):
-        score = key[:, head // group] @ query[head] * scale
-        if softcap is not None:
-            score = softcap * torch.tanh(score / softcap)
-        sink = [] if sinks is None else [sinks[head].double().reshape(1)]
-        total = torch.cat([score, *sink])
-        if total.numel():
-            lse[head] = torch.logsumexp(total, 0)
-            out[head] = torch.exp(score - lse[head]) @ value[:, head // group]
-    return out, lse
+    group = num_heads // keys[0].shape[1]
+    key = torch.cat(keys).repeat_interleave(group, dim=1)  # [S, H, D]: each head its own copy
+    value = torch.cat(values).repeat_interleave(group, dim=1)
+    score = torch.einsum("shd,hd->hs", key, query) * scale
+    if softcap is not None:
+        score = softcap * torch.tanh(score / softcap)
+    sink = score[:, :0] if sinks is None else sinks.double()[:, None]
+    total = torch.cat((score, sink), dim=1)
+    if total.shape[1] == 0:
+        nothing = torch.full((num_heads,), -math.inf, dtype=torch.float64)
+        return torch.zeros(q.shape, dtype=torch.float64), nothing
+    weight = torch.softmax(total, dim=1)[:, : score.shape[1]]
+    return torch.einsum("hs,shd->hd", weight, value), torch.logsumexp(total, dim=1)

@@ -120,12 +120,17 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Attended]]:
 
 
 def check_attention(
-    rig: Rig, calls: Sequence[Attended], reads: Sequence[Reads], tolerance: float = 2e-5
+    rig: Rig,
+    calls: Sequence[Attended],
+    reads: Sequence[Reads],
+    *,
+    tolerance: float = 2e-5,
+    every: int = 1,
 ) -> None:
-    """Hold one pass's attention, in every layer and row, to the oracle over materialised views."""
+    """Hold one pass's attention to the oracle, in each row of every n-th layer."""
     assert len(calls) == len(rig.cache.layers)
-    for layer, call in enumerate(calls):
-        wanted = []
+    for layer in range(0, len(calls), every):
+        call, wanted = calls[layer], []
         for feed in reads:
             wanted += _rows(rig, layer, call, feed, len(wanted))
         got = call.out.double()

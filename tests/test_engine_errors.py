@@ -87,6 +87,7 @@ BAD_SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Protocol("x", "r", intervention_tokens=0),
         "intervention_tokens",
     ),
+    "no finisher": (lambda: Protocol("x", "r", finisher=""), "finisher"),
     "no tokens of answer": (lambda: Protocol("x", "r", answer_tokens=0), "answer_tokens"),
 }
 

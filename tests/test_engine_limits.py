@@ -213,7 +213,7 @@ def test_a_run_that_has_room_is_never_cut_short(
     script.run()
     done = script.session.finished
     assert done is not None
-    assert (done.usage.steps, done.finish_reason, done.text) == (max_steps, "stop", " Done")
+    assert (done.usage.steps, done.finish_reason, done.text) == (max_steps, "stop", "Done")
 
 
 def test_a_long_run_grows_by_its_cache_pages_only(tokenizer: Any) -> None:

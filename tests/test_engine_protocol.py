@@ -77,7 +77,9 @@ def ends(script: Script) -> dict[str, str]:
     """Why each worker ended; each ends once."""
     finished = script.of(WorkerFinished)
     assert len({event.worker for event in finished}) == len(finished)
-    return {event.worker: event.reason for event in finished}
+    reasons = {event.worker: event.reason for event in finished}
+    assert script.parallel.ends == reasons
+    return reasons
 
 
 def common_text(script: Script) -> str:
@@ -235,7 +237,7 @@ def test_all_workers_done_ends_the_parallel_phase(stage: Stage) -> None:
     script = stage.script({"Alice": [END], "Bob": [" x", END, END], "": [" fine", END]})
     script.run()
     assert ends(script) == {"Alice": "end_of_turn", "Bob": "end_of_turn"}
-    assert (done(script).text, done(script).finish_reason) == (" fine", "stop")
+    assert (done(script).text, done(script).finish_reason) == ("fine", "stop")
     assert done(script).usage.steps == 3
 
 
@@ -485,7 +487,7 @@ def test_the_finisher_closes_the_turn_and_asks_for_the_answer(stage: Stage) -> N
     assert script.chat.decode(answer.block.tokens) == (
         "<|im_end|>\n<|im_start|>user\nSum up, please.<|im_end|>\n<|im_start|>assistant\n Well"
     )
-    assert done(script).text == " Well"
+    assert done(script).text == "Well"
 
 
 def test_the_finisher_closes_thinking_where_the_template_thinks(
@@ -509,7 +511,7 @@ def test_a_finisher_of_the_protocol_is_part_of_the_answer(stage: Stage) -> None:
         {"": ["4", "}.", " And more"]}, protocol=protocol, max_steps=2, max_tokens=9
     )
     script.run()
-    assert done(script).text == BOXED_FINISHER + "4}."
+    assert done(script).text == BOXED_FINISHER.lstrip() + "4}."
     assert done(script).usage.answer_tokens == 2
     check_streams(script.events)
 
@@ -518,7 +520,27 @@ def test_stop_strings_are_not_looked_for_in_what_the_protocol_wrote(stage: Stage
     protocol = replace(PROSE, finisher=BOXED_FINISHER)
     script = stage.script({"": ["4", "}", " x"]}, protocol=protocol, max_steps=2, stop=("{", "}"))
     script.run()
-    assert done(script).text == BOXED_FINISHER + "4"
+    assert done(script).text == BOXED_FINISHER.lstrip() + "4"
+    check_streams(script.events)
+
+
+def test_a_header_in_the_answer_is_rewound_and_banned(stage: Stage) -> None:
+    pieces: list[str | int] = [" So", "\n\n", "**", "Alice", " [", " it is", END]
+    script = stage.script({"": pieces}, max_steps=1, max_tokens=20)
+    banned = []
+
+    def check(turn: Any) -> None:
+        if script.answering:
+            banned.extend(set(draw.banned) - script.chat.structural for draw in turn.draws)
+
+    while script.session.finished is None:
+        script.step(check=check)
+    assert done(script).text == "So\n\n it is"
+    stars = set(script.chat.encode("**"))
+    assert [tokens for tokens in banned if tokens] == [stars]
+    answer = script.session._answer
+    assert answer is not None
+    assert script.chat.decode(answer.block.tokens).endswith(" So\n\n it is")
     check_streams(script.events)
 
 

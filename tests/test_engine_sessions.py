@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -425,6 +426,13 @@ def test_a_reader_whose_loop_is_gone_cancels_its_session(engine: Engine) -> None
     del reader
 
 
+def test_every_event_is_plain_data(engine: Engine) -> None:
+    for request in requests():
+        for event in engine.submit(request):
+            told = json.loads(json.dumps(event.as_dict()))
+            assert told["type"] == event.type
+
+
 def test_steps_count_up_and_name_who_wrote(engine: Engine) -> None:
     events = read(engine.submit(requests()[2]))
     steps = [event for event in events if isinstance(event, Step)]
@@ -454,5 +462,5 @@ def test_the_engine_counts_what_its_sessions_cost(engine: Engine) -> None:
     assert cost("worker_tokens") == sum(sum(d.usage.worker_tokens.values()) for d in done)
     assert cost("answer_tokens") == sum(d.usage.answer_tokens for d in done)
     assert cost("forced_tokens") == sum(d.usage.forced_tokens for d in done)
-    assert cost("passes") == sum(d.usage.passes for d in done)
+    assert cost("steps") == sum(d.usage.passes for d in done)
     assert after.cache_bytes == 256 * 8 * engine._cache.bytes_per_token

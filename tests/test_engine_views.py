@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import pytest
 from rig import Reads, Rig, Script, check_attention, recorded
@@ -44,6 +45,8 @@ TEXTS = {
 
 def others_in_view(script: Script, layout: LayoutName, block: Block) -> list[Block]:
     """What stands before ``block`` in its writer's view, by the table of the published layouts."""
+    if script.parallel is None:  # a single worker's text is one block
+        return []
     common, others_header, after_other, own_header = script.parallel._parts
     written = [writer.block for writer in script.writers if len(writer.block)]
     others = [other for other in written if other is not block]
@@ -74,6 +77,8 @@ class Visible:
 
     def update(self) -> None:
         script, interval = self._script, self._script.session.request.sync_interval
+        if script.parallel is None:
+            return
         shared = interval is not None and script.parallel.step % interval == 0
         for writer in script.writers:
             block, length = id(writer.block), len(writer.block)
@@ -98,6 +103,7 @@ def play(
     sync_interval: int | None = 1,
     num_steps: int = 14,
     tolerance: float = 2e-5,
+    every: int = 1,
 ) -> Script:
     """Run a scripted session, prefill in ragged passes, and check the attention of every pass."""
     request = Request(
@@ -124,14 +130,15 @@ def play(
                 )
                 for feed in turn.feeds
             ]
-            check_attention(rig, calls, reads, tolerance)
+            check_attention(rig, calls, reads, tolerance=tolerance, every=every)
             calls.clear()
 
         while script.session.finished is None:
             prefill = script.session.is_prefill
             script.step(limits.choice((1, 7, 13)) if prefill else 10_000, check)
-    moved = len(script.parallel._parts.common) > script.session.usage().prompt_tokens
-    assert moved == (layout in ("combined", "interleaved") and sync_interval is not None)
+    if script.parallel is not None:
+        moved = len(script.parallel._parts.common) > script.session.usage().prompt_tokens
+        assert moved == (layout in ("combined", "interleaved") and sync_interval is not None)
     script.session.release()
     assert rig.all_free
     return script
@@ -168,11 +175,27 @@ def test_others_become_visible_at_every_kth_step(
     play(monkeypatch, rig, chat, layout, 3, sync_interval=sync_interval)
 
 
-def test_the_embedded_model_reads_views_as_the_oracle_does(
-    monkeypatch: pytest.MonkeyPatch, chat: ChatFormat, smollm: Engine
+@pytest.mark.parametrize("family", MAIN_FAMILIES)
+def test_a_single_worker_reads_its_own_text(
+    monkeypatch: pytest.MonkeyPatch, chat: ChatFormat, family: str
 ) -> None:
-    rig = Rig(smollm._runner._model, num_pages=64)
-    play(monkeypatch, rig, chat, "combined", 2, num_steps=7, tolerance=2e-4)
+    play(monkeypatch, Rig(tiny_model(family)), chat, "combined", 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_workers"),
+    [("combined", 1), ("combined", 2), ("contiguous", 3), ("arrival", 4), ("combined", 5)],
+)
+def test_the_embedded_model_reads_views_as_the_oracle_does(
+    monkeypatch: pytest.MonkeyPatch,
+    chat: ChatFormat,
+    smollm: Engine,
+    layout: LayoutName,
+    num_workers: int,
+) -> None:
+    rig = Rig(smollm._runner._model, num_pages=80)
+    bounds: dict[str, Any] = {"num_steps": 6, "tolerance": 2e-4, "every": 7}
+    play(monkeypatch, rig, chat, layout, num_workers, **bounds)
 
 
 @pytest.mark.parametrize("page_size", [1, 5, 64])

@@ -68,8 +68,12 @@ class ChatFormat:
 
     def encode(self, text: str) -> list[int]:
         """Ids of text of our own; added tokens in it are structure."""
-        with self._lock:
-            return self._tokenizer.encode(text, add_special_tokens=False)
+        try:
+            with self._lock:
+                return self._tokenizer.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeError) as error:  # half of a surrogate pair
+            wanted = "text that UTF-8 can encode"
+            raise RequestError(complaint("messages", wanted, ascii(text[:40]))) from error
 
     def encode_data(self, text: str) -> list[int]:
         """Ids of anybody's text; no id of an added token is among them."""
@@ -130,15 +134,16 @@ class ChatFormat:
 
     def _harmless(self, text: str) -> list[str]:
         """Cut ``text`` until no piece spells an added token."""
-        found = self._spelled.search(text)
-        if not found:
-            return [text] if text else []
-        middle = (found.start() + found.end()) // 2
-        if found.end() - found.start() == 1:
-            raise RequestError(
-                complaint("messages", "text that the tokenizer can spell", found.group())
-            )
-        return [*self._harmless(text[:middle]), *self._harmless(text[middle:])]
+        pieces: list[str] = []
+        start = 0
+        while found := self._spelled.search(text, start):
+            if found.end() - found.start() == 1:
+                wanted = "text that the tokenizer can spell without added tokens"
+                raise RequestError(complaint("messages", wanted, found.group(), "leave it out"))
+            middle = (found.start() + found.end()) // 2
+            pieces.append(text[start:middle])
+            start = middle
+        return [piece for piece in (*pieces, text[start:]) if piece]
 
     def _encode_piece(self, piece: str) -> list[int]:
         ids = self.encode(piece)

@@ -4,6 +4,7 @@ torch.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -126,6 +127,7 @@ def _require_range(
     if value is None:
         return
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = number and abs(value) < sys.float_info.max
     require(
         number and low <= value <= high and not (open_below and value == low), name, wanted, value
     )

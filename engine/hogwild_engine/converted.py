@@ -62,3 +62,9 @@ def keep(folder: Path, model: Any, tokenizer: Any) -> None:
     finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def discard(folder: Path, error: Exception) -> None:
+    """Remove a folder that cannot be loaded."""
+    _log.warning("the converted model in %s is damaged and is made anew: %s", folder, error)
+    shutil.rmtree(folder, ignore_errors=True)

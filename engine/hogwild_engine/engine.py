@@ -93,11 +93,12 @@ class Engine:
             torch.set_num_threads(config.num_threads)
         loaded = loaded or weights.load(config)
         self.tokenizer = loaded.tokenizer
-        linear.pack(loaded.model)
         hook.register()
         device = next(loaded.model.parameters()).device
         shapes, windows = selfcheck.layer_shapes(loaded.model, device)
-        self.context_len = weights.context_len(loaded.model)
+        linear.pack(loaded.model)
+        self.context_len = weights.context_len(loaded.model, windows)
+        selfcheck.check_positions(loaded.model, self._check_ids(loaded.model), self.context_len)
         self._cache = KVCache(shapes, self._pages(shapes, device), config.page_size)
         self._runner = Runner(loaded.model, self._cache, windows)
         trial = KVCache(shapes, selfcheck.num_pages(config.page_size), config.page_size)
@@ -234,16 +235,20 @@ class Engine:
     def _run(self) -> None:
         if self.config.num_threads is not None:
             torch.set_num_threads(self.config.num_threads)
-        while self._read_inbox():
-            try:
-                for session in self._scheduler.admit():
-                    self._begin(session)
-                self._pass()
-            except Exception as error:  # a fault of our own must not leave readers waiting
-                for session in list(self._handles):
-                    self._fail(session, error)
-        for session in list(self._handles):
-            self._end(session, EngineClosedError("the engine was closed while the session ran"))
+        try:
+            while self._read_inbox():
+                try:
+                    for session in self._scheduler.admit():
+                        self._begin(session)
+                    self._pass()
+                except Exception as error:  # a fault of our own must not leave readers waiting
+                    for session in list(self._handles):
+                        self._fail(session, error)
+        finally:
+            with self._wake:
+                self._closed = True
+            for session in list(self._handles):
+                self._end(session, EngineClosedError("the engine was closed; make a new one"))
 
     def _read_inbox(self) -> bool:
         """Take in what callers said; sleeps while there is nothing to do. ``False`` once closed."""

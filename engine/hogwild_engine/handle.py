@@ -77,7 +77,7 @@ class Handle:
             while True:
                 changed.clear()
                 while self._events:
-                    event = self._events.popleft()
+                    event = self._take()
                     yield _checked(event)
                     if isinstance(event, Finished):
                         return
@@ -100,7 +100,14 @@ class Handle:
                 if left is not None and left <= 0:
                     raise TimeoutError(f"session {self.id} is not finished yet")
                 self._changed.wait(left)
-            return self._events.popleft()
+            return self._take()
+
+    def _take(self) -> Event:
+        """The next event; the last one stays, for whoever reads again."""
+        event = self._events[0]
+        if not isinstance(event, Finished | Failed):
+            self._events.popleft()
+        return event
 
 
 def _checked(event: Event) -> Event:

@@ -14,6 +14,7 @@ import torch
 from transformers import AttentionInterface
 
 from hogwild_engine.cache import KVCache
+from hogwild_engine.errors import ModelRefusedError
 from hogwild_engine.rope import permute
 from hogwild_kernels import BlockTable, block_attention, write_kv
 
@@ -55,7 +56,7 @@ def attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    hogwild: PassTensors | ProbeTensors,
+    hogwild: PassTensors | ProbeTensors | None = None,
     scaling: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -65,7 +66,15 @@ def attention(
     """Attention of one layer. query ``[1, H, T, D]``, key and value ``[1, KH, T, D]``; returns
     ``[1, T, H, D]``.
     """
+    if hogwild is None:
+        detail = "a layer keeps the engine's arguments from its attention; use another model"
+        raise ModelRefusedError("attention interface", detail)
     if isinstance(hogwild, ProbeTensors):
+        if value.shape != key.shape:
+            detail = (
+                f"values have shape {tuple(value.shape)}, keys {tuple(key.shape)}; wanted equal"
+            )
+            raise ModelRefusedError("attention interface", detail)
         hogwild.keys.append(key[0].transpose(0, 1))
         hogwild.windows.append(sliding_window)
         return torch.zeros_like(query.transpose(1, 2)), None

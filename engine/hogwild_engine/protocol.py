@@ -102,6 +102,7 @@ class Protocol:
                 require(False, name, f"only the fields {sorted(known)}", text, str(error))
         require("{name}" in self.header, "header", "a text with {name}", self.header)
         require(not self.header.endswith(" "), "header", "no space at the end", self.header)
+        require(bool(self.finisher), "finisher", "'close' or a text", self.finisher)
         _require_whole("stagger", self.stagger, 0)
         _require_whole("min_chars", self.min_chars, 0)
         for name, low in (("max_repeats", 0), ("intervention_tokens", 1), ("answer_tokens", 1)):

@@ -76,6 +76,8 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         if draw.banned:
             logits[row, list(draw.banned)] = -torch.inf
     norm = torch.logsumexp(logits, dim=-1)
+    if not bool(torch.isfinite(norm).all()):
+        raise FloatingPointError("the model's logits are not finite")
     tokens = logits.argmax(dim=-1)
     free = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
     if free:
@@ -98,7 +100,7 @@ def _sample(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     settings = [draw.sampling for draw in draws]
     temperature = _column([s.temperature for s in settings], logits)
     noise = _column([uniform(d.sampling.seed, d.writer, d.index) for d in draws], logits)
-    logits = logits / temperature
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
     picked = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
     # Each row goes the way of its own settings: what runs beside it must not change its token.
     filtered = [row for row, s in enumerate(settings) if s.filters]

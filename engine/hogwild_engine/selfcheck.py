@@ -25,6 +25,9 @@ LOGIT_BOUND = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 ROTATION_BOUND = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Largest relative error of a key against the rotation that is assumed for it."""
 
+POSITION_BOUND = {torch.float32: 2e-2, torch.bfloat16: 2e-1, torch.float16: 5e-2}
+"""Largest relative error of logits far into the context; angles lose precision there."""
+
 CONTROL_FACTOR = 10
 """A wrong rotation must miss the plain logits by this many times what the right one does."""
 
@@ -57,6 +60,41 @@ def layer_shapes(model: Any, device: torch.device) -> tuple[list[LayerShape], li
         for key, rotation in zip(probe.keys, rotations, strict=True)
     ]
     return shapes, probe.windows
+
+
+def check_positions(model: Any, ids: Sequence[int], context_len: int) -> None:
+    """A text far into the context must give what it gives at the start: attention depends on
+    distances alone, or block-local positions would be wrong.
+
+    Raises:
+        ModelRefusedError: positions matter in another way, by a scale that grows with them, say.
+    """
+    ids = list(ids)[: sum(BLOCK_LENGTHS)]
+    shift = context_len - len(ids)
+    if shift <= 0:
+        return
+    model.set_attn_implementation("eager")
+    device = next(model.parameters()).device
+    positions = torch.arange(len(ids), device=device)[None]
+    with torch.inference_mode():
+        near, far = (
+            model(
+                input_ids=torch.tensor([ids], device=device),
+                position_ids=positions + start,
+                use_cache=False,
+            )
+            .logits[0]
+            .float()
+            for start in (0, shift)
+        )
+    model.set_attn_implementation(hook.ATTENTION_NAME)
+    error, bound = _relative(far, near), POSITION_BOUND[model.dtype]
+    if not error < bound:
+        detail = (
+            f"logits at position {shift} differ from those at 0 by {error:.2g} (relative), wanted "
+            f"under {bound:.2g}; use a model whose attention depends on distances alone"
+        )
+        raise ModelRefusedError("positions", detail)
 
 
 def num_pages(page_size: int) -> int:

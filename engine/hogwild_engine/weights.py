@@ -17,7 +17,7 @@ from hogwild_engine.config import EMBEDDED_MODEL, EngineConfig, SamplingParams
 from hogwild_engine.errors import ModelError, ModelNotFoundError, complaint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
 
@@ -98,20 +98,19 @@ def load(config: EngineConfig) -> Weights:
 def _load_gguf(file: Path, dtype: torch.dtype) -> Weights:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    options: dict[str, Any] = {}
     folder = converted.folder_for(file, str(dtype).removeprefix("torch."))
     if folder.is_dir():
-        place = str(folder)
-    else:
-        place, options = str(file.parent), {"gguf_file": file.name}
-    tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, **options)
-    if options:
-        options["quantization_config"] = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        place, dtype=dtype, local_files_only=True, **options
-    )
-    if options:
-        converted.keep(folder, model, tokenizer)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            return Weights(model, tokenizer)
+        except Exception as error:  # damaged: converted anew below
+            converted.discard(folder, error)
+    options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
+    options["quantization_config"] = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=dtype, **options)
+    converted.keep(folder, model, tokenizer)
     return Weights(model, tokenizer)
 
 
@@ -200,13 +199,18 @@ def _explained(config: EngineConfig, source: Source) -> Iterator[None]:
         ) from error
 
 
-def context_len(model: Any) -> int:
+def context_len(model: Any, windows: Sequence[int | None] = ()) -> int:
     """Tokens that a view may hold. Frequencies that change with length stay as they start."""
     config = model.config.get_text_config()
     length: int = config.max_position_embeddings
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("longrope", "dynamic"):
         length = min(length, rope.get("original_max_position_embeddings") or length)
+    # A window that layers keep in their masks alone is not seen by our attention: stay within it.
+    for name in ("sliding_window", "attention_chunk_size"):
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size > 0 and size not in windows:
+            length = min(length, size)
     return length
 
 

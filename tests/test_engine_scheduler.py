@@ -1,0 +1,141 @@
+"""Which sessions share a pass, how much prompt goes beside them, and who is let in when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rig import GREEDY, Rig
+from tiny import tiny_model
+
+from hogwild_engine import Protocol, Request, make_workers
+from hogwild_engine.chat import ChatFormat
+from hogwild_engine.sampling import Drawn
+from hogwild_engine.scheduler import Scheduler
+from hogwild_engine.session import Room, Session
+
+PROTOCOL = Protocol(name="x", rules="Go.", stagger=0, min_chars=0, max_repeats=None)
+
+
+class Bench:
+    """A scheduler over a small pool, and sessions that always draw the same token."""
+
+    def __init__(self, rig: Rig, chat: ChatFormat, max_pass_tokens: int) -> None:
+        self.rig = rig
+        self.chat = chat
+        self.scheduler = Scheduler(rig.cache, max_pass_tokens)
+        self.token = chat.encode(" word")[0]
+
+    def session(self, words: int = 1, workers: int = 1, **options: Any) -> Session:
+        request = Request(
+            ({"role": "user", "content": "word " * words},),
+            workers=make_workers(workers),
+            protocol=PROTOCOL,
+            **{"max_steps": 20, "max_tokens": 30, **options},
+        )
+        pool = self.rig.cache.pool
+        room = Room(4000, pool.num_pages, pool.page_size)
+        session = Session(request, self.chat, GREEDY, room)
+        self.scheduler.add(session)
+        return session
+
+    def admit(self) -> list[Session]:
+        admitted = self.scheduler.admit()
+        for session in admitted:
+            session.begin(self.rig.cache)
+        return admitted
+
+    def step(self) -> dict[Session, int]:
+        """One pass; how many tokens each session has in it."""
+        turns = self.scheduler.pick()
+        for session, turn in turns:
+            session.advance([Drawn(self.token, 0.5)] * len(turn.draws))
+        return {session: sum(feed.count for feed in turn.feeds) for session, turn in turns}
+
+
+@pytest.fixture(scope="module")
+def rig() -> Rig:
+    return Rig(tiny_model("llama"), num_pages=200)
+
+
+@pytest.fixture
+def bench(rig: Rig, chat: ChatFormat) -> Iterator[Bench]:
+    bench = Bench(rig, chat, max_pass_tokens=40)
+    yield bench
+    for session in [*bench.scheduler.running, *bench.scheduler.waiting]:
+        bench.scheduler.remove(session)
+    assert rig.all_free
+
+
+def test_a_long_prompt_is_fed_in_passes_of_bounded_size(bench: Bench) -> None:
+    session = bench.session(words=150)
+    bench.admit()
+    sizes = []
+    while session.is_prefill:
+        sizes.append(bench.step()[session])
+    assert sizes[:-1] == [40] * (len(sizes) - 1)
+    assert sum(sizes) == session.usage().prompt_tokens
+
+
+def test_sessions_that_decode_are_in_every_pass(bench: Bench) -> None:
+    first, second = bench.session(), bench.session(workers=3)
+    bench.admit()
+    while first.is_prefill or second.is_prefill:
+        bench.step()
+    bench.step()
+    late = bench.session(words=150)
+    bench.admit()
+    while late.is_prefill:
+        sizes = bench.step()
+        assert (sizes[first], sizes[second]) == (1, 3)
+        assert sum(sizes.values()) <= 40
+
+
+def test_prompts_get_a_quarter_of_a_pass_however_many_decode(rig: Rig, chat: ChatFormat) -> None:
+    bench = Bench(rig, chat, max_pass_tokens=4)
+    decoding = [bench.session(max_tokens=160) for _ in range(5)]
+    bench.admit()
+    while any(session.is_prefill for session in decoding):
+        bench.step()
+    late = bench.session(words=20)
+    bench.admit()
+    assert bench.step() == {**dict.fromkeys(decoding, 1), late: 1}
+    for session in [*bench.scheduler.running]:
+        bench.scheduler.remove(session)
+
+
+def test_prompts_are_fed_in_the_order_in_which_they_came(bench: Bench) -> None:
+    first, second = bench.session(words=60), bench.session(words=60)
+    bench.admit()
+    while first.is_prefill:
+        assert next(iter(bench.step())) is first
+    assert second.is_prefill
+    assert bench.step() == {first: 1, second: 39}
+
+
+def test_nobody_overtakes_a_session_that_waits_for_pages(bench: Bench) -> None:
+    running = bench.session(max_tokens=1000)
+    large, small = bench.session(max_tokens=1000), bench.session(max_tokens=1)
+    assert bench.admit() == [running]
+    bench.scheduler.remove(running)
+    assert bench.admit() == [large, small]
+
+
+def test_what_is_set_aside_never_exceeds_the_pool(bench: Bench) -> None:
+    for _ in range(20):
+        bench.session(workers=2)
+    admitted = bench.admit()
+    assert 0 < len(admitted) < 20
+    assert sum(session.num_pages for session in admitted) <= 200
+    assert bench.scheduler.has_work
+
+
+def test_all_workers_of_a_session_write_in_every_pass(bench: Bench) -> None:
+    session = bench.session(workers=4)
+    bench.admit()
+    while session.is_prefill:
+        bench.step()
+    bench.step()
+    for _ in range(10):
+        assert bench.step() == {session: 4}

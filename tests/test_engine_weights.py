@@ -1,0 +1,167 @@
+"""From a name to a loaded model: where it lies, what is kept of a conversion, what is packed."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny import FAMILIES, tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hogwild_engine import SamplingParams, converted, linear, weights
+from hogwild_engine.weights import Source, locate
+
+IDS = torch.tensor([[5, 600, 7, 1, 2, 9000, 11]])
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=IDS, use_cache=False).logits[0].float()
+
+
+def test_names_are_told_apart_without_loading(tmp_path: Path) -> None:
+    file = tmp_path / "some.gguf"
+    file.touch()
+    assert locate("Qwen/Qwen3-8B") == Source("Qwen/Qwen3-8B", local=False)
+    assert locate("gpt-oss") == Source("gpt-oss", local=False)
+    assert locate(str(tmp_path)) == Source(str(tmp_path))
+    assert locate(str(file)) == Source(str(tmp_path), "some.gguf")
+
+
+def test_the_embedded_model_is_a_gguf_file_of_a_package() -> None:
+    source = locate("smollm2-135m")
+    assert source.local
+    assert source.gguf_file
+    assert Path(source.place, source.gguf_file).is_file()
+
+
+def test_importing_the_engine_loads_no_torch() -> None:
+    code = "import hogwild_engine as e, sys; e.Request; sys.exit('torch' in sys.modules)"
+    path = {"PYTHONPATH": ":".join(entry for entry in sys.path if entry)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=path, timeout=60)
+
+
+# Converted models
+
+
+def test_a_converted_model_is_loaded_as_it_was_kept(tmp_path: Path, tokenizer: Any) -> None:
+    model = tiny_model("llama")
+    folder = tmp_path / "deep" / "kept"
+    converted.keep(folder, model, tokenizer)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert torch.equal(logits(loaded.eval()), logits(model))
+    text = "Hi 🦜<|im_end|>"
+    assert AutoTokenizer.from_pretrained(folder).encode(text) == tokenizer.encode(text)
+    assert [path.name for path in folder.parent.iterdir()] == ["kept"]
+
+
+def test_who_comes_second_leaves_the_first_folder_alone(tmp_path: Path, tokenizer: Any) -> None:
+    folder = tmp_path / "kept"
+    converted.keep(folder, tiny_model("llama"), tokenizer)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    converted.keep(folder, tiny_model("llama", seed=1), tokenizer)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_disk_that_refuses_is_no_error(
+    tmp_path: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING):
+        converted.keep(tmp_path / "file" / "kept", tiny_model("llama"), tokenizer)
+    assert "is not kept" in caplog.text
+
+
+def test_a_folder_is_named_for_all_that_decides_its_content(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"one")
+    first = converted.folder_for(file, "float32")
+    assert converted.folder_for(file, "float32") == first
+    assert converted.folder_for(file, "bfloat16") != first
+    file.write_bytes(b"other")
+    assert converted.folder_for(file, "float32") != first
+
+
+def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    monkeypatch.setenv("HOGWILD_CACHE", "/own")
+    assert converted.cache_folder() == Path("/own")
+    monkeypatch.delenv("HOGWILD_CACHE")
+    assert converted.cache_folder() == Path("/xdg/hogwild")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert converted.cache_folder() == Path.home() / ".cache" / "hogwild"
+
+
+# Packed layers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_layers_give_the_same_logits(family: str) -> None:
+    model = tiny_model(family)
+    wanted = logits(model)
+    assert linear.pack(model) > 0
+    torch.testing.assert_close(logits(model), wanted, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_takes_any_number_of_rows(rows: int, dtype: torch.dtype, bias: bool) -> None:
+    plain = torch.nn.Linear(48, 80, bias=bias).to(dtype).requires_grad_(False)
+    packed = linear.PackedLinear(plain.weight, plain.bias)
+    x = torch.randn(1, rows, 48, dtype=dtype)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(packed(x), plain(x), atol=tolerance, rtol=tolerance)
+
+
+def test_a_dtype_that_cannot_be_packed_stays_plain() -> None:
+    model = tiny_model("llama").half()
+    assert linear.pack(model) == 0
+    assert not any(isinstance(layer, linear.PackedLinear) for layer in model.modules())
+
+
+# What a model says about itself
+
+
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [
+        (None, 8192),
+        ({"rope_type": "default"}, 8192),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 512}, 8192),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 512}, 512),
+        ({"rope_type": "dynamic"}, 8192),
+    ],
+    ids=str,
+)
+def test_frequencies_that_change_with_length_bound_the_context(rope: Any, length: int) -> None:
+    config = SimpleNamespace(max_position_embeddings=8192, rope_parameters=rope)
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
+    assert weights.context_len(model) == length
+
+
+@pytest.mark.parametrize(
+    ("stated", "of_tokenizer", "ends"),
+    [(2, 7, {2}), ([2, 5], 7, {2, 5}), (None, 7, {7}), (None, None, set())],
+)
+def test_turns_end_as_generate_ends_them(stated: Any, of_tokenizer: Any, ends: set[int]) -> None:
+    generation = SimpleNamespace(eos_token_id=stated)
+    assert weights.end_tokens(generation, SimpleNamespace(eos_token_id=of_tokenizer)) == ends
+
+
+def test_sampling_defaults_are_the_models_own() -> None:
+    stated = SimpleNamespace(do_sample=True, temperature=0.7, top_p=0.8, top_k=20)
+    assert weights.default_sampling(stated) == SamplingParams(
+        temperature=0.7, top_p=0.8, top_k=20, min_p=0.0, repetition_penalty=1.0
+    )
+    greedy = SimpleNamespace(do_sample=False, temperature=0.7, repetition_penalty=1.1)
+    assert weights.default_sampling(greedy) == SamplingParams(
+        temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.1
+    )
