@@ -11,6 +11,7 @@ from rig import drawn_by_writer, plain
 from tiny import FAMILIES, tiny_model
 
 from hogwild_engine import Engine, EngineConfig, Request, SamplingParams, make_workers
+from hogwild_engine.chat import ChatFormat
 from hogwild_engine.weights import Weights
 
 LONE = make_workers(1)
@@ -75,13 +76,19 @@ def test_every_family_writes_what_generate_writes(
 
 
 def test_a_repetition_penalty_is_that_of_generate(
-    monkeypatch: pytest.MonkeyPatch, tiny_engine: Callable[[str], Engine]
+    monkeypatch: pytest.MonkeyPatch, chat: ChatFormat, tokenizer: Any
 ) -> None:
-    engine = tiny_engine("qwen3")
-    prompt = prompt_of(engine, QUESTIONS["odd"])
-    wanted = generated(tiny_model("qwen3"), prompt, 40, repetition_penalty=1.4)
-    assert wanted != generated(tiny_model("qwen3"), prompt, 40)
-    check_equal(monkeypatch, engine, QUESTIONS["odd"], wanted, repetition_penalty=1.4)
+    """On a model that likes to say the prompt again: tokens of the prompt count as repeated."""
+    prompt = chat.render([{"role": "user", "content": QUESTIONS["odd"]}])
+    loud = dict.fromkeys(set(prompt) - chat.structural, 2.5)
+    model = tiny_model("qwen3", loud=loud)
+    wanted = generated(model, prompt, 40, repetition_penalty=1.4)
+    plain_text = generated(model, prompt, 40)
+    assert set(plain_text) & set(prompt)
+    assert wanted != plain_text
+    config = EngineConfig(model="tiny", num_pages=32, page_size=8)
+    with Engine(config, loaded=Weights(model, tokenizer)) as engine:
+        check_equal(monkeypatch, engine, QUESTIONS["odd"], wanted, repetition_penalty=1.4)
 
 
 def test_the_end_of_turn_is_that_of_generate(

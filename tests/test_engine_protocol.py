@@ -609,6 +609,32 @@ def test_rules_stand_where_the_protocol_puts_them(stage: Stage) -> None:
     assert f"system\nS.\n\n{rules}<|im_end|>" in prompt("system")
 
 
+@pytest.mark.parametrize("position", ["after_task", "before_task", "system"])
+def test_rules_join_content_that_comes_in_parts(
+    stage: Stage, tokenizer: Any, position: Any
+) -> None:
+    parted = copy.deepcopy(tokenizer)
+    parted.chat_template = (
+        "{% for m in messages %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}|{% endfor %}"
+    )
+    messages = (
+        {"role": "system", "content": [{"type": "text", "text": "S."}]},
+        {"role": "user", "content": [{"type": "text", "text": "Task."}]},
+    )
+    protocol = replace(PROSE, rules="Rules.", rules_position=position)
+    chat = ChatFormat(parted, "parted", [END])
+    script = stage.script(chat=chat, messages=messages, protocol=protocol, answer="join")
+    prompt = script.chat.decode(script.parallel._parts.common.tokens)
+    assert (
+        prompt.strip()
+        == {
+            "after_task": "S.|Task.\n\nRules.|",
+            "before_task": "S.|Rules.\n\nTask.|",
+            "system": "S.\n\nRules.|Task.|",
+        }[position]
+    )
+
+
 def test_every_first_paragraph_starts_after_a_blank_line(stage: Stage) -> None:
     for protocol in (PROSE, replace(PROSE, history_header="### Past steps\n\n"), PAPER):
         script = stage.script(protocol=protocol)

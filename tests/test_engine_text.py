@@ -226,6 +226,17 @@ def test_text_that_is_held_back_at_the_last_token_is_given_out(rig: Rig, chat: C
     assert (done.text, done.finish_reason) == (" word word", "length")
 
 
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_character_that_the_budget_cuts_shows_as_a_replacement(
+    rig: Rig, chat: ChatFormat, cut: int
+) -> None:
+    ids = chat.encode("go 🦜")[:-cut]
+    done = answer(rig, chat, ids, max_tokens=len(ids))
+    assert done.text == chat.decode(ids)
+    assert done.text.startswith("go ")
+    assert "\ufffd" in done.text
+
+
 @pytest.mark.parametrize("layout", ["combined", "contiguous", "interleaved", "arrival"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_what_workers_stream_is_what_they_drew(

@@ -6,12 +6,14 @@ ordinary softmax. The views are written down here anew, in terms of the session'
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import pytest
+import torch
 from rig import Reads, Rig, Script, check_attention, recorded
 from tiny import FAMILIES, MAIN_FAMILIES, tiny_model
 
@@ -19,7 +21,7 @@ from hogwild_engine import Engine, Protocol, Request, make_workers
 from hogwild_engine.block import Block
 from hogwild_engine.chat import ChatFormat
 from hogwild_engine.layout import LAYOUTS, LayoutName
-from hogwild_engine.plan import Feed
+from hogwild_engine.plan import Feed, Plan
 from hogwild_engine.session import Turn
 
 PROTOCOL = Protocol(
@@ -241,3 +243,13 @@ def pieces(
     middle = rng.randint(0, count)
     parts = [(index, start, middle), (index, start + middle, count - middle)]
     return [part for part in parts if part[2]]
+
+
+def test_a_plan_is_plain_data_and_runs_after_a_trip_between_processes() -> None:
+    rig = Rig(tiny_model("mistral"))
+    common, own = rig.block(range(100, 117)), rig.block(range(200, 205))
+    plan = Plan()
+    plan.add_session([Feed(common, 0, 17, [common]), Feed(own, 0, 5, [common, own], samples=True)])
+    travelled = pickle.loads(pickle.dumps(plan))
+    assert travelled == plan
+    assert torch.equal(rig.runner.run(travelled), rig.runner.run(plan))

@@ -73,7 +73,7 @@ def _render_with_rules(request: Request, protocol: Protocol, chat: ChatFormat) -
 def _in_system(messages: Sequence[dict[str, Any]], rules: str) -> list[dict[str, Any]]:
     if messages[0]["role"] != "system":
         return [{"role": "system", "content": rules}, *messages]
-    head = {**messages[0], "content": f"{messages[0]['content']}\n\n{rules}"}
+    head = {**messages[0], "content": _joined(messages[0]["content"], rules)}
     return [head, *messages[1:]]
 
 
@@ -86,5 +86,16 @@ def _in_turn(
         return [*messages, {"role": "user", "content": rules}]
     place = places[0] if first else places[-1]
     content = messages[place]["content"]
-    told = f"{rules}\n\n{content}" if first else f"{content}\n\n{rules}"
+    told = _joined(rules, content) if first else _joined(content, rules)
     return [*messages[:place], {**messages[place], "content": told}, *messages[place + 1 :]]
+
+
+def _joined(before: Any, after: Any) -> Any:
+    """Two contents, a blank line between them; each is a text or a list of parts."""
+    if isinstance(before, str) and isinstance(after, str):
+        return f"{before}\n\n{after}"
+    parts = [
+        [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+        for content in (before, after)
+    ]
+    return [*parts[0], {"type": "text", "text": "\n\n"}, *parts[1]]
