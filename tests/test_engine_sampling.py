@@ -94,12 +94,16 @@ def processed(logits: torch.Tensor, setting: Sampling, seen: Sequence[int] = ())
     return scores[0]
 
 
-@pytest.mark.parametrize("name", list(SETTINGS))
+CASES = [*((name, 0.0) for name in SETTINGS), *((name, -9.0) for name in ("penalty", "reward"))]
+"""With a number that is added to all logits: penalties tell those below zero from those above."""
+
+
+@pytest.mark.parametrize(("name", "shift"), CASES)
 def test_tokens_come_as_often_as_transformers_would_draw_them(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch: pytest.MonkeyPatch, name: str, shift: float
 ) -> None:
     setting = replace(NEUTRAL, **SETTINGS[name])
-    logits, seen = some_logits(), range(0, VOCABULARY, 7)
+    logits, seen = some_logits() + shift, range(0, VOCABULARY, 7)
     probability = torch.softmax(processed(logits, setting, seen).double(), -1)
     tokens = sweep(monkeypatch, logits, setting, seen=seen)
     count = torch.bincount(tokens, minlength=VOCABULARY)
