@@ -544,6 +544,30 @@ def test_a_header_in_the_answer_is_rewound_and_banned(stage: Stage) -> None:
     check_streams(script.events)
 
 
+def test_an_answer_that_is_cut_inside_a_header_ends_before_it(stage: Stage) -> None:
+    script = stage.script({"": [" So", "\n\n", "**", "Alice", " ["]}, max_steps=1, max_tokens=5)
+    script.run()
+    assert done(script).text == "So"
+    assert done(script).finish_reason == "length"
+    check_streams(script.events)
+
+
+def test_an_arrival_teams_answer_has_no_white_space_at_its_ends(stage: Stage) -> None:
+    script = stage.script({"": ["\n\n", " So", "\n", END]}, layout="arrival", max_steps=1)
+    script.run()
+    assert done(script).text == "So"
+    check_streams(script.events)
+
+
+def test_the_answers_repetition_penalty_counts_the_prompt(stage: Stage) -> None:
+    script = stage.script({"": [" So", END]}, max_steps=1)
+    script.run()
+    answer = script.session._answer
+    assert answer is not None
+    wanted = set(script.session._prompt.tokens) | set(script.chat.encode(" So"))
+    assert answer.writer.seen == wanted
+
+
 def test_the_answer_sees_every_paragraph_and_open_text(stage: Stage) -> None:
     script = stage.script({"Alice": [" a.\n\n", " still open"], "Bob": [" b c d e f"]}, max_steps=5)
     views = []

@@ -36,8 +36,9 @@ class AnswerPhase:
         stop: strings that end the answer.
         forced: the start of its text, which a protocol's own finisher put there.
         base: length of the writer's block before the first drawn token.
-        guards: starts of workers' headers. Where one begins, the answer is rewound and another
-            token drawn, `MAX_REWINDS` times at most: structure is not the answer's to write.
+        guards: a team's headers, as they start; ``None`` for one worker alone. Where one begins,
+            the answer is rewound and another token drawn, `MAX_REWINDS` times at most: structure
+            is not the answer's to write. A team's answer has no white space at its ends.
         max_tokens: bound on the drawn tokens.
         emit: takes events.
 
@@ -52,7 +53,7 @@ class AnswerPhase:
         stop: tuple[str, ...],
         forced: str,
         base: int,
-        guards: Sequence[str],
+        guards: Sequence[str] | None,
         max_tokens: int,
         emit: Callable[[Event], None],
     ) -> None:
@@ -60,7 +61,7 @@ class AnswerPhase:
         self.finish_reason: FinishReason | None = None
         self._chat = chat
         self._stop = stop
-        self._guards = guards
+        self._guards = guards or ()
         self._max_tokens = max_tokens
         self._emit = emit
         self._draft = writer.draft = Draft(
@@ -69,8 +70,8 @@ class AnswerPhase:
             forced,
             base=base,
             start=0,
-            watched=[*stop, *guards],
-            strips=bool(guards),
+            watched=[*stop, *self._guards],
+            strips=guards is not None,
         )
         self._show(self._draft.show())
 
@@ -94,13 +95,13 @@ class AnswerPhase:
             return None
         self.writer.seen.add(drawn.token)
         fresh = self._draft.add(drawn)
-        stop = self._found(self._stop, fresh)
+        stop, guard = self._found(self._stop, fresh), self._found(self._guards, fresh)
         if stop is not None:
             self._end("stop", stop)
         elif self.writer.num_drawn >= self._max_tokens:
-            self._end("length", None)
-        elif self._draft.attempts < MAX_REWINDS and self._found(self._guards, fresh) is not None:
-            return self._rewind(self._found(self._guards, fresh) or 0)
+            self._end("length", guard)
+        elif guard is not None and self._draft.attempts < MAX_REWINDS:
+            return self._rewind(guard)
         else:
             self._show(self._draft.show())
         return drawn.token if self.finish_reason is None else None

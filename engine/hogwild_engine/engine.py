@@ -278,6 +278,7 @@ class Engine:
         """Schedule, run, postprocess."""
         turns = self._scheduler.pick()
         if not turns:
+            assert not self._scheduler.running, "a session runs but owes no token"
             return
         try:
             plan = Plan()
@@ -316,15 +317,12 @@ class Engine:
         handle.push(events)
 
     def _fail(self, session: Session, cause: Exception) -> None:
-        error = (
-            cause
-            if isinstance(cause, HogwildError)
-            else SessionFailedError(
-                f"the engine failed while it served the session: {type(cause).__name__}: {cause}"
-            )
-        )
-        if error is not cause:
-            error.__cause__ = cause
+        if isinstance(cause, HogwildError):
+            self._end(session, cause)
+            return
+        said = f"{type(cause).__name__}: {cause}"
+        error = SessionFailedError(f"the engine failed while it served the session: {said}")
+        error.__cause__ = cause
         self._end(session, error)
 
     def _end(self, session: Session, error: HogwildError) -> None:

@@ -294,7 +294,8 @@ class ParallelPhase:
     def _move_and_reopen(self, writer: Writer, ending: list[int], closing: list[int]) -> None:
         opens = self.protocol.ending_token == "opens" and bool(ending)
         lead = ending if opens else [*ending, *closing]
-        self.num_forced += 0 if opens else len(closing)
+        if not opens:
+            self.num_forced += len(closing)
         if self._moves:
             writer.block.move_to(self._parts.common)
             if not opens:

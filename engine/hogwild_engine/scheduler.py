@@ -59,7 +59,7 @@ class Scheduler:
         decoding = [session for session in self.running if not session.is_prefill]
         turns = [(session, session.take(session.num_owed)) for session in decoding]
         room = self._max_pass_tokens - sum(f.count for _, turn in turns for f in turn.feeds)
-        room = max(room, self._max_pass_tokens // 4)
+        room = max(room, self._max_pass_tokens // 4, 1)
         for session in self.running:
             if session.is_prefill and room > 0:
                 turn = session.take(room)

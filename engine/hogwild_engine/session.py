@@ -144,8 +144,7 @@ class Session:
         common = self._common = Block(cache)
         protocol = self._prompt.protocol
         if protocol is None:
-            writer = Writer(0, "", common, seen=set(self._prompt.tokens))
-            self._start_answer(writer, self._prompt.tokens, splits=True)
+            self._start_answer(0, common, self._prompt.tokens, splits=True)
             return
         self._ledger.owe(common, self._prompt.tokens, splits=True)
         self._parallel = ParallelPhase(
@@ -255,14 +254,17 @@ class Session:
                 self._events.append(events.AnswerToken(text))
             self._finish(text, "stop")
             return
-        self._start_answer(Writer(len(parallel.writers), "", Block(self._cache)), self._finisher)
+        self._start_answer(len(parallel.writers), Block(self._cache), self._finisher)
 
     def _count_stored(self, parallel: ParallelPhase) -> None:
         assert self._common is not None
         self._stored = sum(len(block) for block in (self._common, *parallel.blocks))
         self._private = sum(view_len(parallel.view(w.block, w)) for w in parallel.writers)
 
-    def _start_answer(self, writer: Writer, tokens: Sequence[int], *, splits: bool = False) -> None:
+    def _start_answer(
+        self, number: int, block: Block, tokens: Sequence[int], *, splits: bool = False
+    ) -> None:
+        writer = Writer(number, "", block, seen=set(self._prompt.tokens))
         protocol = self._prompt.protocol
         bounds = [self.request.max_tokens, self._answer_room(len(tokens))]
         forced = ""
@@ -277,7 +279,7 @@ class Session:
             self.request.stop,
             forced,
             len(tokens),
-            self._parallel.header_starts if self._parallel else (),
+            self._parallel.header_starts if self._parallel else None,
             max(1, min(bounds)),
             self._events.append,
         )
@@ -300,12 +302,9 @@ class Session:
         """Tokens that the answer may draw before the view or the pages are full."""
         assert self._common is not None
         blocks = [self._common, *(self._parallel.blocks if self._parallel else ())]
-        stored = sum(len(block) for block in blocks) if self._parallel else 0
+        stored = sum(len(block) for block in blocks)
         free = self.num_pages - sum(len(block.pages) for block in blocks)
-        by_pages = (free - len(blocks)) * self._room.page_size - forced
-        if self._parallel is None:
-            by_pages = self.num_pages * self._room.page_size - forced
-        return min(self._room.context_len - stored - forced, by_pages)
+        return min(self._room.context_len - stored, free * self._room.page_size) - forced
 
     def _fits_another_step(self) -> bool:
         """Whether every worker may write on and an answer still fits behind."""
