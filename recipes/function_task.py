@@ -11,6 +11,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+IMPORTED = """\
+import collections, copy, datetime, functools, hashlib, heapq, itertools, math, random, re, string
+from collections import *
+from functools import *
+from itertools import *
+from math import *
+from typing import *"""
+
 
 @dataclass(frozen=True, slots=True)
 class FunctionTask:
@@ -31,10 +39,10 @@ class FunctionTask:
 
     @property
     def preamble(self) -> str:
-        """The names of typing, and the spec's imports and helpers, without the function itself."""
+        """What the author was promised: `IMPORTED`, and the spec's imports and helpers."""
         statements = ast.parse(self.spec).body
         kept = [node for node in statements if getattr(node, "name", None) != self.entry_point]
-        return "\n".join(["from typing import *", *(ast.unparse(node) for node in kept)])
+        return "\n".join([IMPORTED, *(ast.unparse(node) for node in kept)])
 
     @property
     def test_program(self) -> str:
@@ -55,8 +63,9 @@ def pack_message(pack: Sequence[FunctionTask]) -> str:
     """
     asked = "\n\n".join(f"{place}. {_in_words(task)}" for place, task in enumerate(pack, 1))
     return (
-        "Write these Python functions. Work plainly, step by step, and mind the edge cases; each "
-        f"code block imports what it uses. Leave out docstrings and examples.\n\n{asked}"
+        "Write these Python functions. Each function's body starts with one comment line that says "
+        "how it finds the result. Mind the edge cases. The standard library is imported already. "
+        f"Leave out docstrings and examples.\n\n{asked}"
     )
 
 

@@ -70,6 +70,14 @@ def smollm(lone_llm: ChatHogwild) -> Engine:
 
 
 @pytest.fixture(scope="session")
+def smollm_model() -> Any:
+    """The embedded model in float32 as transformers gives it; the engine took its own one apart."""
+    from hogwild_engine import weights
+
+    return weights.load(EngineConfig(dtype="float32")).model
+
+
+@pytest.fixture(scope="session")
 def tokenizer(smollm: Engine) -> Any:
     """The embedded model's tokenizer, which serves tiny models too."""
     return smollm.tokenizer

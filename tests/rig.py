@@ -19,6 +19,8 @@ from hogwild_engine.block import Block
 from hogwild_engine.cache import KVCache
 from hogwild_engine.chat import ChatFormat
 from hogwild_engine.events import Event
+from hogwild_engine.forward import HookedForward
+from hogwild_engine.lean import LeanForward
 from hogwild_engine.plan import Feed, Plan
 from hogwild_engine.request import Request
 from hogwild_engine.runner import Runner
@@ -30,9 +32,14 @@ GREEDY = Sampling(0.0, 1.0, 0, 0.0, 1.0, 0)
 
 
 class Rig:
-    """A model and a cache of its own, in which what was never written is NaN."""
+    """A model and a cache of its own, in which what was never written is NaN.
 
-    def __init__(self, model: Any, *, num_pages: int = 96, page_size: int = 8) -> None:
+    ``lean`` runs the forward without module calls in place of transformers' own.
+    """
+
+    def __init__(
+        self, model: Any, *, num_pages: int = 96, page_size: int = 8, lean: bool = False
+    ) -> None:
         hook.register()
         self.model = model
         shapes, self.windows = selfcheck.layer_shapes(model, torch.device("cpu"))
@@ -40,7 +47,9 @@ class Rig:
         for group in self.cache.groups:
             group.keys.fill_(torch.nan)
             group.values.fill_(torch.nan)
-        self.runner = Runner(model, self.cache, self.windows)
+        assert not lean or LeanForward.fits(model, shapes)
+        forward = LeanForward(model, shapes) if lean else HookedForward(model)
+        self.runner = Runner(forward, self.cache, self.windows)
 
     def block(self, tokens: Sequence[int] = ()) -> Block:
         block = Block(self.cache)
@@ -72,6 +81,13 @@ class Rig:
     @property
     def all_free(self) -> bool:
         return self.cache.pool.num_free == self.cache.pool.num_pages
+
+
+def model_of(engine: Any) -> Any:
+    """The model of an engine that runs transformers' own forward."""
+    forward = engine._runner.forward
+    assert isinstance(forward, HookedForward)
+    return forward._model
 
 
 @contextmanager

@@ -6,10 +6,9 @@ import os
 
 import pytest
 import torch
-from rig import plain
 
 from hogwild_agents import ChatHogwild
-from hogwild_engine import Engine, Request, SamplingParams, make_workers
+from hogwild_engine import Engine, Request, SamplingParams, make_workers, weights
 from recipes.function_task import pack_message
 from recipes.starter_tasks import STARTER_TASKS
 from recipes.transcript import extract_functions
@@ -31,7 +30,8 @@ def test_one_worker_decodes_what_generate_does(engine: Engine) -> None:
         QUESTION, make_workers(1), max_tokens=24, sampling=SamplingParams(temperature=0)
     )
     prompt = engine.chat.render(QUESTION)
-    with plain(engine._runner._model) as model, torch.inference_mode():
+    with torch.inference_mode():
+        model = weights.load(engine.config).model
         output = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0]
     wanted = [token for token in output[len(prompt) :].tolist() if token not in engine.chat.hidden]
     assert engine.submit(request).result().text == engine.chat.decode(wanted)

@@ -13,7 +13,7 @@ from oracle import turn
 from rig import Rig, Script, plain
 from tiny import FAMILIES, MAIN_FAMILIES, tiny_model
 
-from hogwild_engine import Engine, Protocol, Request, make_workers
+from hogwild_engine import Protocol, Request, make_workers
 from hogwild_engine.block import Block
 from hogwild_engine.chat import ChatFormat
 from hogwild_engine.plan import Feed
@@ -74,8 +74,9 @@ def test_blocks_read_as_one_plain_text_in_every_family(family: str) -> None:
     assert rig.all_free
 
 
-def test_blocks_read_as_one_plain_text_on_the_embedded_model(smollm: Engine) -> None:
-    rig = Rig(smollm._runner._model, num_pages=32)
+@pytest.mark.parametrize("lean", [False, True])
+def test_blocks_read_as_one_plain_text_on_the_embedded_model(smollm_model: Any, lean: bool) -> None:
+    rig = Rig(smollm_model, num_pages=32, lean=lean)
     for lengths in ((41,), (7, 20, 0, 13), (3, 9, 11, 1, 6)):
         check_blockwise(rig, lengths)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from rig import model_of
 
 from hogwild_engine import (
     Engine,
@@ -235,7 +236,7 @@ def test_a_folder_is_loaded_and_its_code_is_never_run_unasked(
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", record)
     config = EngineConfig(model=str(tmp_path), num_pages=16, dtype="float32")
     with Engine(config) as engine:
-        assert next(engine._runner._model.parameters()).dtype == torch.float32
+        assert next(model_of(engine).parameters()).dtype == torch.float32
     assert asked == [False]
     assert EngineConfig().trust_remote_code is False
     shutil.rmtree(tmp_path)
@@ -247,7 +248,7 @@ def test_a_folder_is_loaded_and_its_code_is_never_run_unasked(
 def small_engine(tiny_engine: Callable[..., Engine], **options: Any) -> Engine:
     """An engine of its own on the weights of a shared one."""
     shared = tiny_engine("llama")
-    loaded = Weights(shared._runner._model, options.pop("tokenizer", shared.tokenizer))
+    loaded = Weights(model_of(shared), options.pop("tokenizer", shared.tokenizer))
     return Engine(EngineConfig(model="tiny", page_size=8, **options), loaded=loaded)
 
 

@@ -55,9 +55,9 @@ def prompt_of(engine: Engine, question: str) -> list[int]:
 
 @pytest.mark.parametrize("question", ["odd", "several passes"])
 def test_the_embedded_model_writes_what_generate_writes(
-    monkeypatch: pytest.MonkeyPatch, smollm: Engine, question: str
+    monkeypatch: pytest.MonkeyPatch, smollm: Engine, smollm_model: Any, question: str
 ) -> None:
-    with plain(smollm._runner._model) as model:
+    with plain(smollm_model) as model:
         wanted = generated(model, prompt_of(smollm, QUESTIONS[question]), 20)
     check_equal(monkeypatch, smollm, QUESTIONS[question], wanted)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rig import Rig, Script
+from rig import Rig, Script, model_of
 from tiny import tiny_model
 
 from hogwild_engine import Engine, EngineConfig, Protocol, Request, SamplingParams, make_workers
@@ -91,7 +91,7 @@ def test_a_small_pool_refuses_or_answers(
 ) -> None:
     """At every size of the pool: an error at submit, or a whole run that may be cut short."""
     shared = tiny_engine("llama", talkative=True)
-    loaded = Weights(shared._runner._model, shared.tokenizer)
+    loaded = Weights(model_of(shared), shared.tokenizer)
     outcomes = []
     for tokens in (16, 128, 192, 256, 320, 416, 640):
         config = EngineConfig(model="tiny", num_pages=tokens // page_size, page_size=page_size)

@@ -181,6 +181,10 @@ def test_a_boxed_answer_is_balanced_and_not_empty(text: str, answer: str | None)
         ("```python\nimport os\n# a comment\n\n```", True, False),
         ("```python\n@cache\n```", True, False),
         ("```python\nx = 1\n```", True, True),
+        ("```python\ndef sort(x):\n    pass\n```", True, False),
+        ("```python\nasync def sort(x: int) -> int: ...\n```", True, False),
+        ("```python\ndef sort(x):\n    pass\n    return x\n```", True, True),
+        ("```python\ndef sort(x): return x\n```", True, True),
         ("...\n\n--", False, False),
         (" ", False, False),
         ("数", False, True),
@@ -198,6 +202,8 @@ def test_content_is_more_than_marks(text: str, code: bool, says: bool) -> None:
         ("```python\nclass Box:\n", "class Box"),
         ("```python\nx = 1\n", "x = 1"),
         ("```python\ndef ad", None),
+        ("```python\n    return 1\n", ""),
+        ("```python\n\n    ", None),
         ("```python\nimport math\n", None),
         ("```python\n", None),
     ],
@@ -206,6 +212,7 @@ def test_code_opens_with_its_first_line(text: str, key: str | None) -> None:
     span = code_opening(text)
     assert (span and span.key) == key
     if span is not None:
+        assert span.start < span.stop
         assert " ".join(text[span.start : span.stop].split()) == key
 
 
@@ -243,6 +250,10 @@ def test_code_repeats_by_its_whole_opening() -> None:
     assert repeats("def add", others, code=True)
     assert not repeats("def add_all", others, code=True)
     assert not repeats("def add", ["```python\nimport x"], code=True)
+
+
+def test_code_that_goes_on_with_anothers_repeats_it() -> None:
+    assert repeats("", [], code=True)
 
 
 def test_short_paragraphs_with_the_same_two_words_repeat_only_when_alike() -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rig import model_of
 
 from hogwild_engine import Engine, EngineConfig, Protocol, Request, SamplingParams, make_workers
 from hogwild_engine.errors import (
@@ -190,7 +191,7 @@ def test_sessions_that_wait_for_pages_say_what_each_says_alone(
 ) -> None:
     """A pool for one or two of them at once; a session's own bounds do not depend on the rest."""
     config = replace(engine.config, num_pages=num_pages)
-    loaded = Weights(engine._runner._model, engine.tokenizer)
+    loaded = Weights(model_of(engine), engine.tokenizer)
     fitting = [request for request in requests() if len(request.workers) < 4]
     with Engine(config, loaded=loaded) as small:
         alone = [read(small.submit(request)) for request in fitting]
@@ -276,7 +277,7 @@ def test_cancelling_a_finished_session_is_harmless(engine: Engine) -> None:
 def test_a_model_that_fails_fails_the_sessions_of_that_pass_only(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, failing_pass: int
 ) -> None:
-    model, seen = engine._runner._model, 0
+    model, seen = model_of(engine), 0
     forward = model.forward
 
     def fail_once(*args: Any, **options: Any) -> Any:
@@ -346,7 +347,7 @@ def test_a_session_that_fails_while_sampling_gives_its_pages_back(
 
 
 def test_closing_an_engine_ends_its_sessions_and_its_thread(engine: Engine) -> None:
-    loaded = Weights(engine._runner._model, engine.tokenizer)
+    loaded = Weights(model_of(engine), engine.tokenizer)
     config = EngineConfig(model="tiny", num_pages=80, page_size=8)
     closing = Engine(config, loaded=loaded)
     long = replace(requests()[0], max_steps=400, max_tokens=100)

@@ -17,7 +17,7 @@ import torch
 from rig import Reads, Rig, Script, check_attention, recorded
 from tiny import FAMILIES, MAIN_FAMILIES, tiny_model
 
-from hogwild_engine import Engine, Protocol, Request, make_workers
+from hogwild_engine import Protocol, Request, make_workers
 from hogwild_engine.block import Block
 from hogwild_engine.chat import ChatFormat
 from hogwild_engine.layout import LAYOUTS, LayoutName
@@ -191,11 +191,11 @@ def test_a_single_worker_reads_its_own_text(
 def test_the_embedded_model_reads_views_as_the_oracle_does(
     monkeypatch: pytest.MonkeyPatch,
     chat: ChatFormat,
-    smollm: Engine,
+    smollm_model: Any,
     layout: LayoutName,
     num_workers: int,
 ) -> None:
-    rig = Rig(smollm._runner._model, num_pages=80)
+    rig = Rig(smollm_model, num_pages=80)
     bounds: dict[str, Any] = {"num_steps": 6, "tolerance": 2e-4, "every": 7}
     play(monkeypatch, rig, chat, layout, num_workers, **bounds)
 

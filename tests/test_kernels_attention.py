@@ -13,11 +13,26 @@ import pytest
 import torch
 from oracle import Seen, attend
 
-from hogwild_kernels import BlockTable, KernelArgumentError, block_attention, merge_states
+from hogwild_kernels import BlockTable, KernelArgumentError, block_attention, merge_states, native
 
-IMPLS = ("reference", "cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 PAGE_SIZE = 16
+
+# Without a C compiler attention runs on torch's operators, and there is nothing else to test.
+NATIVE = ("native",) if native.build_error() is None else ()
+IMPLS = ("reference", "cpu", *NATIVE)
+PLAIN_IMPLS = ("reference", "cpu")  # for what the compiled code refuses
+
+
+def of_any_dtype(test: Any) -> Any:
+    """Run for every implementation in every type that it takes."""
+    cases = [
+        pytest.param(impl, dtype, id=f"{impl}-{dtype}")
+        for impl in IMPLS
+        for dtype in TOLERANCE
+        if impl in PLAIN_IMPLS or dtype in native.DTYPES
+    ]
+    return pytest.mark.parametrize(("impl", "dtype"), cases)(test)
 
 
 @dataclass
@@ -158,9 +173,8 @@ def ordinary_rows(lengths: Sequence[int], num_rows: int = 3) -> list[Row]:
     return rows
 
 
-@pytest.mark.parametrize("impl", IMPLS)
+@of_any_dtype
 @pytest.mark.parametrize("storage", ["head-major", "page-major"])
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("lengths", [(1,), (63, 5), (111, 0, 17), (16, 32, 1, 63)], ids=str)
 def test_rows_see_every_block_at_its_place_in_their_view(
     impl: str, storage: str, dtype: torch.dtype, lengths: tuple[int, ...]
@@ -169,9 +183,11 @@ def test_rows_see_every_block_at_its_place_in_their_view(
     Case(lengths, rows, dtype=dtype, storage=storage).check(impl)
 
 
-@pytest.mark.parametrize("impl", IMPLS)
+HEAD_DIMS = {"reference": (64, 80, 128), "cpu": (64, 80, 128), "native": (32, 64, 96, 128, 256)}
+
+
+@pytest.mark.parametrize(("impl", "dim"), [(i, dim) for i in IMPLS for dim in HEAD_DIMS[i]])
 @pytest.mark.parametrize("group", [1, 3, 4, 7])
-@pytest.mark.parametrize("dim", [64, 80, 128])
 def test_head_groups_and_head_dims(impl: str, group: int, dim: int) -> None:
     lengths = (40, 63, 9)
     rows = ordinary_rows(lengths)
@@ -222,8 +238,7 @@ def test_a_row_that_sees_nothing_is_zero_with_lse_minus_infinity(impl: str) -> N
     assert lse[1:].eq(-math.inf).all()
 
 
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@of_any_dtype
 def test_a_pass_in_which_nobody_sees_anything(impl: str, dtype: torch.dtype) -> None:
     out, lse = Case((0, 5), [Row(0, [(0, 0, 0), (0, 3, 3)])] * 2, dtype=dtype).run(impl)
     assert out.eq(0).all()
@@ -236,16 +251,14 @@ def test_rows_past_a_range_that_nobody_sees_read_no_unwritten_slot(impl: str) ->
     Case((20,), [Row(0, [(0, 0, 20)]), Row(0, [(0, 30, 25)])]).check(impl)
 
 
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@of_any_dtype
 def test_softcap(impl: str, dtype: torch.dtype) -> None:
     lengths = (63, 20)
     rows = [*ordinary_rows(lengths), Row(0, [(0, 0, 0), (0, 0, 0)])]
     Case(lengths, rows, dtype=dtype, q_scale=4.0).check(impl, softcap=3.0)
 
 
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@of_any_dtype
 def test_sinks_join_the_denominator_only(impl: str, dtype: torch.dtype) -> None:
     lengths = (63, 20)
     rows = [*ordinary_rows(lengths), Row(0, [(0, 0, 0), (0, 0, 0)])]
@@ -294,15 +307,16 @@ def test_one_table_serves_layers_of_any_storage(impl: str) -> None:
         torch.testing.assert_close(out.double(), each.wanted()[0], atol=2e-5, rtol=2e-5)
 
 
-def test_auto_takes_the_implementation_of_the_device() -> None:
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_auto_takes_the_fastest_that_can_run(dtype: torch.dtype) -> None:
     lengths = (63, 20)
-    case = Case(lengths, ordinary_rows(lengths), dtype=torch.bfloat16)
-    for got, wanted in zip(case.run("auto"), case.run("cpu"), strict=True):
+    case = Case(lengths, ordinary_rows(lengths), dtype=dtype)
+    fastest = "native" if NATIVE and dtype in native.DTYPES else "cpu"
+    for got, wanted in zip(case.run("auto"), case.run(fastest), strict=True):
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@of_any_dtype
 def test_merged_states_equal_attention_over_the_union(impl: str, dtype: torch.dtype) -> None:
     """Also where a part is empty for a row, and where all parts are."""
     lengths = (63, 1, 40)

@@ -83,6 +83,31 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     ),
 }
 
+_LEAN_SHAPE = {**_SHAPE, "hidden_size": 64, "head_dim": 32}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+# Sizes that the C code takes: head dims that 32 divides, widths that 16 divides.
+_LEAN_FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**_LEAN_SHAPE, attention_bias=True, **_rope())
+    ),
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(**_LEAN_SHAPE, **_rope(1_000_000.0))
+    ),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**_LEAN_SHAPE, **_rope(1_000_000.0))
+    ),
+    "mistral": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**_LEAN_SHAPE, sliding_window=7, **_rope())
+    ),
+    "smollm3": lambda: transformers.SmolLM3ForCausalLM(
+        transformers.SmolLM3Config(**_LEAN_SHAPE, no_rope_layers=[1, 0, 1], **_rope())
+    ),
+    "yarn": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**_LEAN_SHAPE, **_rope(**_YARN))
+    ),
+}
+
 MAIN_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 FAMILIES = tuple(_FAMILIES)
 
@@ -96,7 +121,20 @@ def tiny_model(family: str, seed: int = 0, loud: Mapping[int, float] | None = No
         loud: tokens that it writes more often than others, with a factor on their logits.
     """
     torch.manual_seed(seed)
-    model = _FAMILIES[family]().eval().requires_grad_(False)
+    model = _drawn(_FAMILIES[family](), seed)
+    for token, factor in (loud or {}).items():
+        model.get_output_embeddings().weight[token] *= factor
+    return model
+
+
+def lean_model(family: str, seed: int = 0) -> Any:
+    """A model like `tiny_model`'s whose shape and sizes the lean forward takes."""
+    torch.manual_seed(seed)
+    return _drawn(_LEAN_FAMILIES[family](), seed, spread=0.1)
+
+
+def _drawn(model: Any, seed: int, spread: float = 0.2) -> Any:
+    model.eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if weight.dim() == 1:
@@ -104,7 +142,5 @@ def tiny_model(family: str, seed: int = 0, loud: Mapping[int, float] | None = No
             if name.endswith("bias"):
                 weight.sub_(1.0)
         else:
-            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2)
-    for token, factor in (loud or {}).items():
-        model.get_output_embeddings().weight[token] *= factor
+            weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
     return model

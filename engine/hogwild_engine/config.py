@@ -11,6 +11,7 @@ from typing import Literal
 from hogwild_engine.errors import require
 
 EMBEDDED_MODEL = "smollm2-135m"
+QUANTIZATIONS = ("none", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_SEED = 2**63 - 1
 
@@ -24,6 +25,8 @@ class EngineConfig:
         revision: branch, tag or commit of a hub model.
         dtype: "auto" (bfloat16 where the device computes it fast, else float32), "float32",
             "bfloat16", "float16".
+        quantization: "int8" multiplies by 8-bit weights and activations on the CPU: up to twice as
+            fast as bfloat16, and less exact. "none" keeps the dtype's numbers.
         device: "auto" (CUDA where there is one, else the CPU), or a torch device string.
         num_pages: pages in the cache pool. ``None``: as many as ``memory_fraction`` allows.
         memory_fraction: share of the device's free memory for the pool where ``num_pages`` is not
@@ -40,6 +43,7 @@ class EngineConfig:
     model: str = EMBEDDED_MODEL
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "int8"] = "none"
     device: str = "auto"
     num_pages: int | None = None
     memory_fraction: float = 0.2
@@ -56,6 +60,8 @@ class EngineConfig:
             self.model,
         )
         require(self.dtype in DTYPES, "dtype", f"one of {DTYPES}", self.dtype)
+        wanted = f"one of {QUANTIZATIONS}"
+        require(self.quantization in QUANTIZATIONS, "quantization", wanted, self.quantization)
         _require_count("page_size", self.page_size)
         _require_count("max_pass_tokens", self.max_pass_tokens)
         for name in ("num_pages", "num_threads"):

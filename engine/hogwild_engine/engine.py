@@ -14,9 +14,10 @@ from typing import Any
 import psutil
 import torch
 
-from hogwild_engine import hook, linear, selfcheck, weights
+from hogwild_engine import hook, selfcheck, weights
 from hogwild_engine.cache import KVCache, LayerShape
 from hogwild_engine.chat import ChatFormat
+from hogwild_engine.checked import check as checked_model
 from hogwild_engine.config import MAX_SEED, EngineConfig, SamplingParams
 from hogwild_engine.errors import (
     EngineClosedError,
@@ -79,7 +80,8 @@ class Engine:
 
     Args:
         config: what to load and how much to use.
-        loaded: a model and tokenizer that are in memory already, in place of ``config.model``.
+        loaded: a model and tokenizer that are in memory already, in place of ``config.model``; the
+            engine takes the model's weights apart.
 
     Raises:
         ModelNotFoundError: nothing answers to the model's name.
@@ -95,16 +97,11 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         hook.register()
         device = next(loaded.model.parameters()).device
-        shapes, windows = selfcheck.layer_shapes(loaded.model, device)
-        linear.pack(loaded.model)
-        self.context_len = weights.context_len(loaded.model, windows)
-        selfcheck.check_positions(loaded.model, self._check_ids(loaded.model), self.context_len)
-        self._cache = KVCache(shapes, self._pages(shapes, device), config.page_size)
-        self._runner = Runner(loaded.model, self._cache, windows)
-        trial = KVCache(shapes, selfcheck.num_pages(config.page_size), config.page_size)
-        self.check_error = selfcheck.check_logits(
-            loaded.model, Runner(loaded.model, trial, windows), self._check_ids(loaded.model)
-        )
+        checked = checked_model(loaded.model, self._check_ids(loaded.model), config)
+        self.context_len, self.check_error = checked.context_len, checked.error
+        num_pages = self._pages(checked.shapes, device)
+        self._cache = KVCache(checked.shapes, num_pages, config.page_size)
+        self._runner = Runner(checked.forward, self._cache, checked.windows)
         generation = loaded.model.generation_config
         ends = weights.end_tokens(generation, loaded.tokenizer)
         self.chat = ChatFormat(loaded.tokenizer, config.model, ends)

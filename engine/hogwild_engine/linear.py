@@ -1,24 +1,31 @@
-"""Linear layers with weights that oneDNN has prepacked: on the CPU a few rows then cost little more
-than one.
+"""Matrices as callables: plain, prepacked by oneDNN, or of 8-bit whole numbers.
 
-The operators are private to torch. Each layer is checked when it is packed and stays plain where it
-cannot be, so that a torch without them loses speed, not correctness.
+On the CPU a few rows then cost little more than one. The operators are private to torch: each layer
+is checked when it is made and stays plain where it cannot be, so that a torch without them loses
+speed, not correctness.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from hogwild_kernels import native
+
 _log = logging.getLogger(__name__)
+
+Quantization = Literal["none", "int8"]
 
 PACKED_ROWS = 4
 """Rows that the packed order is chosen for; others run as well."""
 
-_BOUND = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+_PACKED_BOUND = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+_INT8_BOUND = 3e-2
+_LARGEST = 127
+_ZERO = 128
 
 
 class PackedLinear(nn.Module):
@@ -39,7 +46,68 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
 
 
-def pack(model: nn.Module) -> int:
+class Int8Linear(nn.Module):
+    """``x @ weight.T + bias`` over whole numbers of 8 bits: a scale for each row of the weight, and
+    one for each row of ``x``, found as it comes.
+
+    Args:
+        weight: ``[out, in]``, float32 or bfloat16, on the CPU; not kept.
+        bias: ``[out]`` or ``None``.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        exact = weight.detach().float()
+        self._scale = exact.abs().amax(dim=1).clamp_min(1e-12) / _LARGEST
+        whole = (exact / self._scale[:, None]).round_().to(torch.int8)
+        self._zeros = torch.zeros(self.out_features, dtype=torch.int64)
+        shape = [PACKED_ROWS, self.in_features]
+        self._packed: Any = torch.ops.onednn.qlinear_prepack(whole, shape)
+        self._native = native.build_error() is None and not (
+            self.in_features % native.LANES or self.out_features % native.LANES
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, self.in_features)
+        whole, scales = self._quantize(rows)
+        out = torch.ops.onednn.qlinear_pointwise(
+            whole,
+            1.0,
+            _ZERO,
+            self._packed,
+            self._scale,
+            self._zeros,
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
+        return self._finish(out, scales, x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._native:
+            whole, scales = torch.empty(x.shape, dtype=torch.uint8), torch.empty(len(x))
+            native.quantize_rows(x.contiguous(), whole, scales)
+            return whole, scales
+        exact = x.float()
+        scales = exact.abs().amax(dim=1).clamp_min(1e-30) / _LARGEST
+        return (exact / scales[:, None]).round_().add_(_ZERO).to(torch.uint8), scales
+
+    def _finish(self, x: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if self._native:
+            out = torch.empty(x.shape, dtype=dtype)
+            native.unquantize_rows(x, scales, self.bias, out)
+            return out
+        out = (x * scales[:, None]).to(dtype)
+        return out if self.bias is None else out + self.bias
+
+
+def pack(model: nn.Module, quantization: Quantization = "none") -> int:
     """Pack the linear layers of ``model`` in place; the plain weights are freed.
 
     Layers that share their weight with another module keep it (tied embeddings), and a packed copy
@@ -51,26 +119,51 @@ def pack(model: nn.Module) -> int:
     packed = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and (layer := _packed(child)) is not None:
-                setattr(parent, name, layer)
+            if type(child) is not nn.Linear:
+                continue
+            made = matrix(child.weight, child.bias, quantization)
+            if not isinstance(made, nn.Linear):
+                setattr(parent, name, made)
                 packed += 1
     return packed
 
 
 @torch.inference_mode()
-def _packed(linear: nn.Linear) -> PackedLinear | None:
-    weight = linear.weight
-    if weight.device.type != "cpu" or weight.dtype not in _BOUND:
-        return None
-    try:
-        layer = PackedLinear(weight, linear.bias)
-        probe = torch.ones((1, weight.shape[1]), dtype=weight.dtype)
-        probe[0, ::3] = -0.5
-        wanted, got = linear(probe).float(), layer(probe).float()
-    except (AttributeError, RuntimeError) as error:
-        _log.warning("a linear layer %s stays plain: %s", tuple(weight.shape), error)
-        return None
-    if (got - wanted).norm() > _BOUND[weight.dtype] * wanted.norm():
-        _log.warning("a linear layer %s stays plain: packed it is inexact", tuple(weight.shape))
-        return None
-    return layer
+def matrix(
+    weight: torch.Tensor, bias: torch.Tensor | None, quantization: Quantization = "none"
+) -> nn.Module:
+    """``x @ weight.T + bias`` in the fastest form that gives the plain one's numbers here.
+
+    Args:
+        weight: ``[out, in]``.
+        bias: ``[out]`` or ``None``.
+        quantization: "int8" makes an `Int8Linear` where it can.
+    """
+    out_features, in_features = weight.shape
+    plain = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
+    plain.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        plain.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    if weight.device.type != "cpu" or weight.dtype not in _PACKED_BOUND:
+        return plain
+    wanted: list[tuple[type[PackedLinear | Int8Linear], float]]
+    wanted = [(PackedLinear, _PACKED_BOUND[weight.dtype])]
+    if quantization == "int8":
+        wanted.insert(0, (Int8Linear, _INT8_BOUND))
+    probe = torch.sin(torch.arange(2 * weight.shape[1])).view(2, -1).to(weight.dtype)
+    exact = plain(probe).float()
+    for kind, bound in wanted:
+        try:
+            layer = kind(plain.weight, plain.bias)
+            error = float((layer(probe).float() - exact).norm() / exact.norm())
+        except (AttributeError, RuntimeError, NotImplementedError) as reason:
+            _complain(kind, weight, str(reason))
+            continue
+        if error <= bound:
+            return layer
+        _complain(kind, weight, f"its error is {error:.2g}, wanted at most {bound:.2g}")
+    return plain
+
+
+def _complain(kind: type[nn.Module], weight: torch.Tensor, why: str) -> None:
+    _log.warning("no %s of a matrix %s: %s", kind.__name__, tuple(weight.shape), why)

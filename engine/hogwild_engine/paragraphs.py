@@ -17,6 +17,7 @@ _FENCE = re.compile(r"^[ \t]{0,3}```[ \t]*([^\s`]*)[^\n]*$", re.MULTILINE)
 _THREE_BLANK_LINES = re.compile(r"(?:\n[ \t]*){4}$")
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 _PLAIN_CODE = re.compile(r"^\s*(?:#.*|@.*|import\b.*|from\b.*|```.*)?$")
+_STUB = re.compile(r"^[ \t]*(?:async )?def\b[^\n]*:\s*(?:pass|\.\.\.)[ \t]*$", re.MULTILINE)
 _COMPARED_WORDS = 12
 _SHINGLE = 3
 
@@ -75,23 +76,30 @@ def _fence_end(text: str) -> int | None:
 
 
 def has_content(text: str, *, code: bool) -> bool:
-    """Whether a paragraph says anything: in code, a line beside fences, imports and comments."""
+    """Whether a paragraph says anything: in code, a line beside fences, imports, comments and
+    functions that only pass.
+    """
     if code:
-        return any(not _PLAIN_CODE.match(line) for line in text.splitlines())
+        return any(not _PLAIN_CODE.match(line) for line in _STUB.sub("", text).splitlines())
     return any(char.isalnum() for char in _FENCE.sub("", text))
 
 
 def code_opening(text: str) -> Span | None:
-    """The first line of a paragraph's code up to ``(`` or ``:``, imports and comments skipped."""
+    """The first line of a paragraph's code up to ``(`` or ``:``, imports and comments skipped.
+
+    A line that is indented goes on with somebody else's code; its key is empty.
+    """
     start = 0
     for line in text.splitlines(keepends=True):
         if not _PLAIN_CODE.match(line):
+            indent = len(line) - len(line.lstrip())
+            if indent:
+                return Span(start, start + indent, "")
             found = re.search(r"[(:]|\n", line)
             if found is None:
                 return None
-            indent = len(line) - len(line.lstrip())
             key = " ".join(line[: found.start()].split())
-            return Span(start + indent, start + found.start(), key)
+            return Span(start, start + found.start(), key)
         start += len(line)
     return None
 
@@ -116,12 +124,12 @@ def repeats(key: str, others: Iterable[str], *, code: bool) -> bool:
     """Whether a paragraph that opens with ``key`` does what another one does or did.
 
     Args:
-        key: of this paragraph's `opening`.
+        key: of this paragraph's `opening`; an empty one continues what another wrote.
         others: the other paragraphs' texts.
         code: compare whole openings; else the first two words, and half of the runs of three words.
     """
     if code:
-        return any((span := code_opening(text)) and span.key == key for text in others)
+        return not key or any((span := code_opening(text)) and span.key == key for text in others)
     words = key.split()
     ours = _shingles(words)
     for text in others:

@@ -1,4 +1,4 @@
-"""Plan in, logits out. Knows the model and the cache; not sessions."""
+"""Plan in, logits out. Knows the model's forward and the cache; not sessions."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from typing import Any
 import torch
 
 from hogwild_engine.cache import KVCache
-from hogwild_engine.hook import ATTENTION_NAME, PassTensors
+from hogwild_engine.forward import Forward
+from hogwild_engine.hook import PassTensors
 from hogwild_engine.plan import Plan
 from hogwild_engine.rope import Rotation
 from hogwild_kernels import BlockTable
 
 
 class Runner:
-    """Runs passes of an unmodified transformers model over the shared cache.
+    """Runs passes of a model over the shared cache.
 
     Args:
-        model: a causal language model; its attention implementation is switched to ours.
+        forward: the model's layers.
         cache: where keys and values live.
         windows: the sliding window of each layer, ``None`` where it sees everything.
     """
 
-    def __init__(self, model: torch.nn.Module, cache: KVCache, windows: list[int | None]) -> None:
+    def __init__(self, forward: Forward, cache: KVCache, windows: list[int | None]) -> None:
         self.cache = cache
-        self._model: Any = model
+        self.forward = forward
         self._kinds = [
             (shape.rotation, window, shape.device)
             for shape, window in zip(cache.shapes, windows, strict=True)
         ]
-        self._device = cache.shapes[0].device
-        self._model.set_attn_implementation(ATTENTION_NAME)
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> torch.Tensor:
@@ -45,13 +44,7 @@ class Runner:
             [tables[kind] for kind in self._kinds],
         )
         keep = plan.sampled or [len(plan.tokens) - 1]
-        logits = self._model(
-            input_ids=torch.tensor([plan.tokens], device=self._device),
-            position_ids=torch.tensor([plan.positions], device=self._device),
-            logits_to_keep=torch.tensor(keep, device=self._device),
-            use_cache=False,
-            hogwild=tensors,
-        ).logits[0]
+        logits = self.forward(plan.tokens, plan.positions, tensors, keep)
         return logits[: len(plan.sampled)].float()
 
 

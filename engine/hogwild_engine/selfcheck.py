@@ -28,6 +28,11 @@ ROTATION_BOUND = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3
 POSITION_BOUND = {torch.float32: 2e-2, torch.bfloat16: 2e-1, torch.float16: 5e-2}
 """Largest relative error of logits far into the context; angles lose precision there."""
 
+LEAN_BOUND = {torch.float32: 1e-5, torch.bfloat16: 6e-2}
+"""Largest relative error of the lean forward's logits against those of the hooked one; in bfloat16
+each is about half of that away from float32.
+"""
+
 CONTROL_FACTOR = 10
 """A wrong rotation must miss the plain logits by this many times what the right one does."""
 
@@ -139,6 +144,12 @@ def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> float:
             )
             raise ModelRefusedError("control", detail)
     return error
+
+
+def lean_error(lean: Runner, hooked: Runner, ids: Sequence[int]) -> float:
+    """Relative error of the lean forward's logits against the hooked one's over the same blocks."""
+    ids = list(ids)[: sum(BLOCK_LENGTHS)]
+    return _relative(*(_blockwise(runner, ids, turned=True) for runner in (lean, hooked)))
 
 
 def _blockwise(runner: Runner, ids: list[int], *, turned: bool) -> torch.Tensor:

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from hogwild_kernels import cpu, reference
+from hogwild_kernels import cpu, native, reference
 from hogwild_kernels.table import BlockTable
 
 __all__ = [
@@ -26,7 +26,11 @@ __all__ = [
     "write_kv",
 ]
 
-_IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": reference, "cpu": cpu}
+_IMPLEMENTATIONS: dict[str, ModuleType] = {
+    "reference": reference,
+    "cpu": cpu,
+    "native": native,
+}
 
 
 class KernelArgumentError(ValueError):
@@ -54,7 +58,7 @@ def block_attention(
         scale: factor on the scores before softcap and softmax.
         softcap: scores become ``softcap * tanh(score / softcap)`` where given.
         sinks: a logit per head that joins the softmax's denominator and has no value. ``[H]``.
-        impl: "auto", "reference" or "cpu".
+        impl: "auto", "native", "cpu" or "reference".
 
     Returns:
         The output ``[T, H, D]`` in q's dtype, and the log-sum-exp of the visible scores (sinks
@@ -75,6 +79,10 @@ def block_attention(
         _check(sinks.shape == (num_heads,), "sinks", f"[{num_heads}]", tuple(sinks.shape))
     if softcap is not None:
         _check(softcap > 0, "softcap", "a positive number", softcap)
+    if impl in ("auto", "native") and q.device.type == "cpu":
+        refusal = native.refusal(q, k_pages, v_pages)
+        _check(impl == "auto" or refusal is None, "impl", f"for 'native' {refusal}", impl)
+        impl = "cpu" if refusal else "native"
     chosen = _implementation(impl, q)
     return chosen.block_attention(
         q, k_pages, v_pages, table, scale=scale, softcap=softcap, sinks=sinks
@@ -174,8 +182,9 @@ def _implementation(impl: str, tensor: torch.Tensor) -> ModuleType:
     if impl == "auto":
         impl = "cpu" if tensor.device.type == "cpu" else "reference"
     _check(impl in _IMPLEMENTATIONS, "impl", f"auto or one of {sorted(_IMPLEMENTATIONS)}", impl)
-    if impl == "cpu":
-        _check(tensor.device.type == "cpu", "impl", "tensors on the CPU for 'cpu'", tensor.device)
+    if impl in ("cpu", "native"):
+        on_cpu = tensor.device.type == "cpu"
+        _check(on_cpu, "impl", f"tensors on the CPU for {impl!r}", tensor.device)
     return _IMPLEMENTATIONS[impl]
 
 

@@ -1,0 +1,75 @@
+"""From a loaded model to a forward pass that has been checked, its matrices packed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hogwild_engine import linear, selfcheck, weights
+from hogwild_engine.cache import KVCache, LayerShape
+from hogwild_engine.config import EngineConfig
+from hogwild_engine.forward import Forward, HookedForward
+from hogwild_engine.lean import LeanForward
+from hogwild_engine.runner import Runner
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedModel:
+    """A model that may decode over a shared cache.
+
+    Args:
+        forward: its layers.
+        shapes: what each layer stores.
+        windows: each layer's sliding window, ``None`` where it sees everything.
+        context_len: tokens that a view may hold.
+        error: relative error of block-wise logits against the plain forward's.
+    """
+
+    forward: Forward
+    shapes: list[LayerShape]
+    windows: list[int | None]
+    context_len: int
+    error: float
+
+
+def check(model: Any, ids: Sequence[int], config: EngineConfig) -> CheckedModel:
+    """Check ``model`` on the text ``ids`` and pack it; it is used up.
+
+    Raises:
+        ModelRefusedError: a check failed.
+    """
+    device = next(model.parameters()).device
+    shapes, windows = selfcheck.layer_shapes(model, device)
+    context_len = weights.context_len(model, windows)
+    selfcheck.check_positions(model, ids, context_len)
+    cache = KVCache(shapes, selfcheck.num_pages(config.page_size), config.page_size)
+    hooked = Runner(HookedForward(model), cache, windows)
+    error = selfcheck.check_logits(model, hooked, ids)
+    lean = _lean(model, hooked, windows, ids)
+    if lean is None:
+        linear.pack(model, config.quantization)
+    else:
+        lean.pack(config.quantization)
+    return CheckedModel(lean or hooked.forward, shapes, windows, context_len, error)
+
+
+def _lean(
+    model: Any, hooked: Runner, windows: list[int | None], ids: Sequence[int]
+) -> LeanForward | None:
+    """The lean forward where the model has its shape and it gives the same logits."""
+    shapes = list(hooked.cache.shapes)
+    if not LeanForward.fits(model, shapes):
+        return None
+    lean = LeanForward(model, shapes)
+    error = selfcheck.lean_error(Runner(lean, hooked.cache, windows), hooked, ids)
+    bound = selfcheck.LEAN_BOUND[shapes[0].dtype]
+    if error < bound:
+        return lean
+    _log.info(
+        "the lean forward is off by %.2g, wanted under %.2g: transformers' own runs", error, bound
+    )
+    return None

@@ -1,0 +1,227 @@
+"""A forward pass of the Llama shape without module calls: fused matrices, the rest in C.
+
+Whether a model has this shape is read off its modules, and shown by its logits (selfcheck.py); its
+name plays no part. Models of other shapes run through transformers' own forward (forward.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hogwild_engine.cache import LayerShape
+from hogwild_engine.hook import PassTensors
+from hogwild_engine.linear import Quantization, matrix
+from hogwild_engine.rope import Rotation
+from hogwild_kernels import native
+
+_MODEL = {"embed_tokens", "layers", "norm", "rotary_emb"}
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_ATTENTION = {*_PROJECTIONS, "o_proj"}
+_HEAD_NORMS = {"q_norm", "k_norm"}
+_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+@dataclass
+class Norm:
+    """An RMS norm."""
+
+    weight: torch.Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, module: Any) -> Norm:
+        eps = getattr(module, "variance_epsilon", None) or module.eps
+        return cls(module.weight.detach(), float(eps))
+
+
+@dataclass
+class Layer:
+    """One decoder layer. Matrices are callables."""
+
+    qkv: Any
+    out: Any
+    gate_up: Any
+    down: Any
+    before_attention: Norm
+    before_mlp: Norm
+    head_norms: tuple[torch.Tensor, torch.Tensor, float] | None
+    scale: float
+
+
+class LeanForward:
+    """Runs a pass of a model that has the Llama shape, on the CPU.
+
+    Matrices are plain, over the model's own weights, until `pack` is called.
+
+    Args:
+        model: a causal language model that `fits`.
+        shapes: what its layers store.
+    """
+
+    def __init__(self, model: Any, shapes: list[LayerShape]) -> None:
+        self._shapes = shapes
+        self._modules = list(model.model.layers)
+        self._embedding: torch.Tensor = model.get_input_embeddings().weight.detach()
+        self._norm = Norm.of(model.model.norm)
+        self._head: Any = model.get_output_embeddings()
+        self._turn_scale = float(getattr(model.model.rotary_emb, "attention_scaling", 1.0))
+        self._layers = [_plain_layer(module) for module in self._modules]
+
+    @staticmethod
+    def fits(model: Any, shapes: list[LayerShape]) -> bool:
+        """Whether the modules are those of the Llama shape, in sizes that the C code takes."""
+        base, head = getattr(model, "model", None), model.get_output_embeddings()
+        if native.build_error() or not isinstance(base, nn.Module) or type(head) is not nn.Linear:
+            return False
+        if _names(base) != _MODEL or type(base.embed_tokens) is not nn.Embedding:
+            return False
+        stored = all(
+            shape.device.type == "cpu"
+            and shape.dtype in native.DTYPES
+            and shape.head_dim % 32 == 0
+            and shape.head_dim <= native.MAX_DIM
+            and shape.rotation.permutation is None
+            for shape in shapes
+        )
+        layers: Any = base.layers
+        return stored and head.bias is None and all(map(_layer_fits, layers, shapes))
+
+    def pack(self, quantization: Quantization) -> None:
+        """Fuse and pack the matrices; the model's own weights are freed, layer by layer."""
+        for layer, module in zip(self._layers, self._modules, strict=True):
+            attention, mlp = module.self_attn, module.mlp
+            rows = [getattr(attention, name) for name in _PROJECTIONS]
+            layer.qkv = _fused(rows, quantization)
+            layer.out = _fused([attention.o_proj], quantization)
+            layer.gate_up = _fused([mlp.gate_proj, mlp.up_proj], quantization)
+            layer.down = _fused([mlp.down_proj], quantization)
+        self._head = matrix(self._head.weight, None, quantization).forward
+        self._modules.clear()
+
+    @torch.inference_mode()
+    def __call__(
+        self, tokens: list[int], positions: list[int], tensors: PassTensors, keep: list[int]
+    ) -> torch.Tensor:
+        """Logits ``[len(keep), V]`` of the kept rows; see `hogwild_engine.forward.Forward`."""
+        x = nn.functional.embedding(torch.tensor(tokens), self._embedding)
+        turns = {r: self._turn(r, positions) for r in {shape.rotation for shape in self._shapes}}
+        slots = tensors.slots[self._shapes[0].device]
+        h, y, space = torch.empty_like(x), None, _Space(len(tokens), x.dtype)
+        for index, (layer, shape) in enumerate(zip(self._layers, self._shapes, strict=True)):
+            keys, values = tensors.cache.layers[index]
+            native.add_norm(x, y, layer.before_attention.weight, layer.before_attention.eps, h)
+            qkv = layer.qkv(h)
+            width = qkv.shape[1] - 2 * shape.num_kv_heads * shape.head_dim
+            q = qkv[:, :width].unflatten(1, (-1, shape.head_dim))
+            table = tensors.tables[index]
+            job, work = native.job_for(q, keys, values, table, layer.scale)
+            native.rotate_write(
+                job, qkv, layer.head_norms, *turns[shape.rotation], slots, keys, values
+            )
+            read = space.get("read", width)
+            native.attend(job, q, keys, values, None, read, space.lse(q.shape[1]), work)
+            y = layer.out(read)
+            native.add_norm(x, y, layer.before_mlp.weight, layer.before_mlp.eps, h)
+            gate_up = layer.gate_up(h)
+            active = space.get("active", gate_up.shape[1] // 2)
+            native.silu_mul(gate_up, active)
+            y = layer.down(active)
+        native.add_norm(x, y, self._norm.weight, self._norm.eps, h)
+        return self._head(h[torch.tensor(keep)])
+
+    def _turn(self, rotation: Rotation, positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = rotation.table(positions)
+        if not rotation.inv_freq:
+            return cos, sin
+        return cos * self._turn_scale, sin * self._turn_scale
+
+
+class _Space:
+    """Memory that the layers of a pass use one after another."""
+
+    def __init__(self, num_rows: int, dtype: torch.dtype) -> None:
+        self._num_rows, self._dtype = num_rows, dtype
+        self._kept: dict[tuple[str, int], torch.Tensor] = {}
+
+    def get(self, name: str, width: int) -> torch.Tensor:
+        return self._make(name, width, self._dtype)
+
+    def lse(self, num_heads: int) -> torch.Tensor:
+        return self._make("lse", num_heads, torch.float32)
+
+    def _make(self, name: str, width: int, dtype: torch.dtype) -> torch.Tensor:
+        kept = self._kept.get((name, width))
+        if kept is None:
+            kept = self._kept[name, width] = torch.empty((self._num_rows, width), dtype=dtype)
+        return kept
+
+
+def _names(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_children()}
+
+
+def _layer_fits(layer: Any, shape: LayerShape) -> bool:
+    if _names(layer) != _LAYER or _names(layer.mlp) != _MLP:
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    if _names(attention) - _HEAD_NORMS != _ATTENTION:
+        return False
+    matrices = [getattr(attention, name) for name in _ATTENTION]
+    matrices += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    sizes = [size for m in matrices if type(m) is nn.Linear for size in m.weight.shape]
+    group = attention.q_proj.weight.shape[0] // (shape.num_kv_heads * shape.head_dim)
+    return (
+        len(sizes) == 2 * len(matrices)
+        and not any(size % native.LANES for size in sizes)
+        and group <= native.MAX_GROUP
+        and _is_silu(mlp.act_fn)
+    )
+
+
+@torch.inference_mode()
+def _is_silu(function: Any) -> bool:
+    x = torch.linspace(-9, 9, 37)
+    return torch.allclose(function(x), nn.functional.silu(x))
+
+
+def _plain_layer(module: Any) -> Layer:
+    attention, mlp = module.self_attn, module.mlp
+    norms = None
+    if hasattr(attention, "q_norm"):
+        of_query, of_key = Norm.of(attention.q_norm), Norm.of(attention.k_norm)
+        norms = (of_query.weight, of_key.weight, of_query.eps)
+    return Layer(
+        qkv=_side_by_side([getattr(attention, name) for name in _PROJECTIONS]),
+        out=attention.o_proj,
+        gate_up=_side_by_side([mlp.gate_proj, mlp.up_proj]),
+        down=mlp.down_proj,
+        before_attention=Norm.of(module.input_layernorm),
+        before_mlp=Norm.of(module.post_attention_layernorm),
+        head_norms=norms,
+        scale=float(attention.scaling),
+    )
+
+
+def _side_by_side(parts: list[nn.Linear]) -> Any:
+    return lambda x: torch.cat([part(x) for part in parts], dim=-1)
+
+
+def _fused(parts: list[nn.Linear], quantization: Quantization) -> Any:
+    """One matrix in place of several; their weights are given up."""
+    weight = torch.cat([part.weight for part in parts])
+    biases = [part.bias for part in parts]
+    bias = None
+    if any(b is not None for b in biases):
+        made = [
+            torch.zeros(len(part.weight), dtype=weight.dtype) if part.bias is None else part.bias
+            for part in parts
+        ]
+        bias = torch.cat(made)
+    for part in parts:
+        part.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+    return matrix(weight, bias, quantization).forward

@@ -1,0 +1,238 @@
+// Attention over blocks and the small operations of a decoder layer, for the CPU.
+//
+// Plain C with the vector extensions of GCC and Clang; native.py compiles it on first use and loads
+// it through ctypes. Sizes are checked there. Threads come from OpenMP where the compiler has it.
+// Every entry point exists for float and for bfloat16 storage (suffixes _f32 and _bf16) and computes
+// in float32.
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+typedef float vec __attribute__((vector_size(64)));
+typedef float vec_any __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(64)));
+typedef uint32_t uvec __attribute__((vector_size(64)));
+typedef uint32_t uvec_any __attribute__((vector_size(64), aligned(2), may_alias));
+typedef uint16_t hvec __attribute__((vector_size(32)));
+typedef uint16_t wide __attribute__((vector_size(64)));
+typedef uint16_t wide_any __attribute__((vector_size(64), aligned(2), may_alias));
+typedef uint8_t bytes __attribute__((vector_size(16)));
+typedef uint8_t bytes_any __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint16_t hvec_any __attribute__((vector_size(32), aligned(2), may_alias));
+
+enum { LANES = 16, TILE = 64, WIDTH = TILE / LANES, MAX_ROWS = 96, MAX_DIM = 256, CHUNK = 512, MAX_THREADS = 64 };
+
+#define INLINE static inline __attribute__((always_inline))
+#define LOG2E 1.44269504f
+#define UNROLL _Pragma("GCC unroll 16")
+
+// Storage
+
+INLINE vec load_f32(const float *p) { return *(const vec_any *)p; }
+INLINE void store_f32(float *p, vec x) { *(vec_any *)p = x; }
+INLINE vec load_bf16(const uint16_t *p) {
+  return (vec)(__builtin_convertvector(*(const hvec_any *)p, uvec) << 16);
+}
+INLINE void store_bf16(uint16_t *p, vec x) {
+#ifdef __AVX512BF16__
+  __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
+  memcpy(p, &rounded, 32);
+#else
+  uvec bits = (uvec)x;
+  uvec even = bits + 0x7fff + ((bits >> 16) & 1);
+  uvec nan = (bits & 0xffff0000) | 0x400000;
+  ivec is_nan = x != x;
+  bits = ((uvec)is_nan & nan) | (~(uvec)is_nan & even);
+  *(hvec_any *)p = __builtin_convertvector(bits >> 16, hvec);
+#endif
+}
+
+// Arithmetic
+
+INLINE vec splat(float x) { return x - (vec){}; }
+INLINE vec larger(vec a, vec b) {
+  ivec more = a > b;
+  return (vec)((more & (ivec)a) | (~more & (ivec)b));
+}
+INLINE vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
+#define FOLD(x, join)                                                                             \
+  x = join(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)); \
+  x = join(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));      \
+  x = join(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));      \
+  x = join(x, __builtin_shufflevector(x, x, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0))
+INLINE vec plus(vec a, vec b) { return a + b; }
+INLINE float sum(vec x) {
+  FOLD(x, plus);
+  return x[0];
+}
+INLINE float top(vec x) {
+  FOLD(x, larger);
+  return x[0];
+}
+
+// 2^x for x <= 128, relative error under 3e-7; inf at 128, 0 below -126.
+INLINE vec power_of_two(vec x) {
+  ivec zero = x < -126.0f;
+  x = choose(zero, splat(-126.0f), x);
+  vec n = x + 12582912.0f - 12582912.0f;  // rounds to whole numbers
+  vec r = x - n;
+  vec p = splat(1.53533619e-4f);
+  p = p * r + 1.33988744e-3f;
+  p = p * r + 9.61843736e-3f;
+  p = p * r + 5.55033247e-2f;
+  p = p * r + 2.40226479e-1f;
+  p = p * r + 6.93147203e-1f;
+  p = p * r + 1.0f;
+  ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
+  return (vec)(~zero & (ivec)(p * (vec)power));
+}
+
+// Whether a is larger than b in any lane.
+INLINE int exceeds(vec a, float b) {
+#ifdef __AVX512F__
+  return _mm512_cmp_ps_mask((__m512)a, _mm512_set1_ps(b), _CMP_GT_OQ) != 0;
+#else
+  return top(a) > b;
+#endif
+}
+
+INLINE int num_workers(int threads) {
+#ifdef _OPENMP
+  return threads;
+#else
+  return 1;
+#endif
+}
+
+// Columns of 16 rows of 16 words each become rows.
+INLINE void transpose(uvec x[LANES]) {
+  uvec y[LANES];
+  UNROLL for (int i = 0; i < 16; i += 2) {
+    y[i] = __builtin_shufflevector(x[i], x[i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12,
+                                   28, 14, 30);
+    y[i + 1] = __builtin_shufflevector(x[i], x[i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27,
+                                       13, 29, 15, 31);
+  }
+  UNROLL for (int i = 0; i < 16; i++) if (!(i & 2)) {
+    x[i] = __builtin_shufflevector(y[i], y[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13,
+                                   28, 29);
+    x[i + 2] = __builtin_shufflevector(y[i], y[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27,
+                                       14, 15, 30, 31);
+  }
+  UNROLL for (int i = 0; i < 16; i++) if (!(i & 4)) {
+    y[i] = __builtin_shufflevector(x[i], x[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25,
+                                   26, 27);
+    y[i + 4] = __builtin_shufflevector(x[i], x[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15,
+                                       28, 29, 30, 31);
+  }
+  UNROLL for (int i = 0; i < 8; i++) {
+    x[i] = __builtin_shufflevector(y[i], y[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21,
+                                   22, 23);
+    x[i + 8] = __builtin_shufflevector(y[i], y[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27,
+                                       28, 29, 30, 31);
+  }
+}
+
+// What the threads of one call share.
+typedef struct {
+  int num_rows, num_heads, num_kv_heads, dim;
+  int64_t q_stride;                                // elements between rows
+  int64_t page_stride, slot_stride, head_stride;   // elements, of keys and of values
+  int num_entries, pages_width, page_size;
+  const int32_t *pages, *first_row, *counts, *first_pair, *lo, *hi;
+  const float *cos, *sin;
+  float scale, softcap;
+  int threads;
+} Job;
+
+// A thread's running softmax: over every (kv head, row, head of the group), in this order.
+typedef struct {
+  float *most, *total, *acc;  // [T*H], [T*H, LANES], [T*H, D]
+} State;
+
+INLINE State state_of(const Job *job, float *work, int thread) {
+  int64_t rows = (int64_t)job->num_rows * job->num_heads;
+  float *base = work + thread * rows * (job->dim + LANES + 1);
+  return (State){base, base + rows, base + (LANES + 1) * rows};
+}
+
+INLINE int64_t state_row(const Job *job, int kv_head, int row, int member) {
+  int group = job->num_heads / job->num_kv_heads;
+  return ((int64_t)kv_head * job->num_rows + row) * group + member;
+}
+
+typedef struct {
+  int kv_head, entry, start, stop;
+} Task;
+
+static int longest(const Job *job, int entry) {
+  int length = 0;
+  const int32_t *lo = job->lo + job->first_pair[entry], *hi = job->hi + job->first_pair[entry];
+  for (int i = 0; i < job->counts[entry]; i++)
+    if (lo[i] < hi[i] && hi[i] > length) length = hi[i];
+  return length;
+}
+
+static int shortest(const Job *job, int entry) {
+  int start = INT32_MAX;
+  const int32_t *lo = job->lo + job->first_pair[entry], *hi = job->hi + job->first_pair[entry];
+  for (int i = 0; i < job->counts[entry]; i++)
+    if (lo[i] < hi[i] && lo[i] < start) start = lo[i];
+  return start;
+}
+
+// Whether starting a second thread costs more than it saves.
+static int is_small(const Job *job) {
+  int64_t scores = 0;
+  for (int entry = 0; entry < job->num_entries; entry++)
+    scores += (int64_t)longest(job, entry) * job->counts[entry];
+  return scores * job->num_heads * job->dim < 1 << 20;
+}
+
+// Number of tasks; where tasks is given they are written there.
+static int list_tasks(const Job *job, Task *tasks) {
+  int count = 0;
+  for (int entry = 0; entry < job->num_entries; entry++) {
+    int length = longest(job, entry);
+    if (!length) continue;
+    for (int start = shortest(job, entry); start < length; start += CHUNK)
+      for (int head = 0; head < job->num_kv_heads; head++, count++)
+        if (tasks)
+          tasks[count] =
+              (Task){head, entry, start, start + CHUNK < length ? start + CHUNK : length};
+  }
+  return count;
+}
+
+#define NAME(name) name##_f32
+#define STORED float
+#define LOAD load_f32
+#define STORE store_f32
+#define DOTS 0
+#include "native_attention.h"
+#include "native_layer.h"
+#undef NAME
+#undef STORED
+#undef LOAD
+#undef STORE
+#undef DOTS
+
+#define NAME(name) name##_bf16
+#define STORED uint16_t
+#define LOAD load_bf16
+#define STORE store_bf16
+#ifdef __AVX512BF16__
+#define DOTS 1
+#else
+#define DOTS 0
+#endif
+#include "native_attention.h"
+#include "native_layer.h"

@@ -1,0 +1,198 @@
+"""The compiled code: what attention's own tests do not reach, and the operations of a layer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_kernels_attention import Case, Row, ordinary_rows
+
+from hogwild_kernels import KernelArgumentError, block_attention, native, native_build
+
+pytestmark = pytest.mark.skipif(
+    native.build_error() is not None, reason="there is no C compiler to build it with"
+)
+
+DTYPES = tuple(native.DTYPES)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+    bound = TOLERANCE[dtype]
+    torch.testing.assert_close(got.float(), wanted.float(), atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_long_blocks_and_many_rows(dtype: torch.dtype, threads: int) -> None:
+    """More tokens than one task takes, more rows than one tile holds, work for several threads."""
+    lengths = (1111, 63)
+    rows = ordinary_rows(lengths, 40)
+    case = Case(lengths, rows, num_heads=10, num_kv_heads=2, dtype=dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        case.check("native")
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_queries_may_be_a_part_of_wider_rows() -> None:
+    case = Case((63, 20), ordinary_rows((63, 20)))
+    wanted, _ = case.run("native")
+    rows, heads, dim = case.q.shape
+    wide = torch.full((rows, heads * dim + 100), torch.nan)
+    wide[:, : heads * dim] = case.q.flatten(1)
+    case.q = wide[:, : heads * dim].unflatten(1, (heads, dim))
+    got, _ = case.run("native")
+    assert torch.equal(got, wanted)
+
+
+def refused(case: Case, match: str) -> None:
+    with pytest.raises(KernelArgumentError, match=match):
+        case.run("native")
+
+
+def test_what_it_cannot_run_is_refused() -> None:
+    lengths = (20, 7)
+    rows = ordinary_rows(lengths)
+    refused(Case(lengths, rows, dtype=torch.float16), "float32 or bfloat16")
+    refused(Case(lengths, rows, dim=80), "32 divides")
+    refused(Case(lengths, rows, num_heads=66, num_kv_heads=2), "32 query heads")
+    case = Case(lengths, rows)
+    case.v_pages = case.v_pages.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+    case.k_pages = case.k_pages.contiguous()
+    refused(case, "stored alike")
+
+
+BAD_TABLES: dict[str, Any] = {
+    "a page that is not there": lambda t: {"pages": t.pages + 1000},
+    "a page before the first": lambda t: {"pages": t.pages - 1000},
+    "tokens past the pages": lambda t: {"hi": t.hi + 10_000},
+    "tokens before the first": lambda t: {"lo": t.lo - 1},
+    "rows past the last": lambda t: {"first_row": t.first_row + 1},
+    "pairs past the last": lambda t: {"first_pair": t.first_pair + 1},
+}
+
+
+@pytest.mark.parametrize("fault", list(BAD_TABLES))
+def test_a_table_that_points_outside_reads_nothing(fault: str) -> None:
+    case = Case((20, 7), ordinary_rows((20, 7)))
+    table = case.table()
+    table = replace(table, derived={}, **BAD_TABLES[fault](table))
+    with pytest.raises(IndexError, match="outside"):
+        block_attention(case.q, case.k_pages, case.v_pages, table, scale=1.0, impl="native")
+
+
+# The operations of a layer
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 200])
+def test_add_norm(dtype: torch.dtype, rows: int) -> None:
+    x, y = torch.randn(rows, 576).to(dtype) * 5, torch.randn(rows, 576).to(dtype)
+    weight, out = torch.rand(576).to(dtype), torch.full((rows, 576), torch.nan, dtype=dtype)
+    total = (x.float() + y.float()).to(dtype)
+    wanted = torch.nn.functional.rms_norm(total.float(), (576,), weight.float(), 1e-5)
+    native.add_norm(x, y, weight, 1e-5, out)
+    assert torch.equal(x, total)
+    close(out, wanted, dtype)
+    native.add_norm(x, None, weight, 1e-5, out)
+    assert torch.equal(x, total)
+    close(out, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_silu_mul(dtype: torch.dtype, rows: int) -> None:
+    gate_up = torch.randn(rows, 2 * 1536).to(dtype) * 8
+    gate_up[0, :4] = torch.tensor([200.0, -200.0, 1e30, -1e30])
+    out = torch.full((rows, 1536), torch.nan, dtype=dtype)
+    gate, up = gate_up.float().chunk(2, dim=1)
+    native.silu_mul(gate_up, out)
+    close(out, torch.nn.functional.silu(gate) * up, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 50])
+def test_quantized_rows_come_back_within_half_a_step(dtype: torch.dtype, rows: int) -> None:
+    x = torch.randn(rows, 1536).to(dtype) * torch.logspace(-6, 6, rows)[:, None].to(dtype)
+    whole, scales = torch.empty(x.shape, dtype=torch.uint8), torch.empty(rows)
+    native.quantize_rows(x, whole, scales)
+    back = (whole.float() - 128) * scales[:, None]
+    assert ((back - x.float()).abs() <= 0.51 * scales[:, None]).all()
+    bias, out = torch.randn(1536).to(dtype), torch.empty_like(x)
+    native.unquantize_rows(whole.float() - 128, scales, bias, out)
+    close(
+        out / x.float().abs().amax(1)[:, None],
+        (back + bias.float()) / x.float().abs().amax(1)[:, None],
+        dtype,
+    )
+
+
+def test_a_row_of_zeros_is_quantized_to_zeros() -> None:
+    whole, scales = torch.empty((2, 16), dtype=torch.uint8), torch.empty(2)
+    native.quantize_rows(torch.zeros(2, 16), whole, scales)
+    assert (whole == 128).all()
+    assert (scales == 0).all()
+
+
+# Building
+
+
+PROGRAM = """
+import torch
+from hogwild_kernels import native
+print(native.build_error())
+"""
+
+
+def said_by_a_new_process(cache: Path, **environment: str) -> tuple[str, str]:
+    import os
+
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "HOGWILD_CACHE": str(cache), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run.stdout.strip(), run.stderr
+
+
+def test_it_is_built_once_and_kept(tmp_path: Path) -> None:
+    assert said_by_a_new_process(tmp_path)[0] == "None"
+    (built,) = (tmp_path / "native").iterdir()
+    before = built.stat().st_mtime_ns
+    assert said_by_a_new_process(tmp_path)[0] == "None"
+    assert built.stat().st_mtime_ns == before
+
+
+def test_a_compiler_that_fails_is_named_once_and_nothing_is_kept(tmp_path: Path) -> None:
+    said, log = said_by_a_new_process(tmp_path, CC="false")
+    assert "false cannot build the native kernels" in said
+    assert log.count("attention on the CPU runs on plain torch operators") == 1
+    assert list((tmp_path / "native").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "native").write_text("not a folder")
+    assert said_by_a_new_process(tmp_path)[0] == "None"
+
+
+def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(native.BuildError, match="install gcc or clang"):
+        native_build.library.__wrapped__()
+
+
+def test_a_row_reads_nothing_where_it_sees_nothing() -> None:
+    out, lse = Case((5,), [Row(0, [(0, 5, 5)])] * 3).run("native")
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
