@@ -19,7 +19,9 @@ from transformers import (
 )
 
 from hogwild_engine import sampling
+from hogwild_engine.ranking import rank
 from hogwild_engine.sampling import CANDIDATES, Draw, Sampling, sample, uniform
+from hogwild_kernels import native
 
 NEUTRAL = Sampling(1.0, 1.0, 0, 0.0, 1.0, seed=0)
 VOCABULARY = 2_000
@@ -213,3 +215,34 @@ def test_the_ends_of_the_noise_draw_tokens_that_survive(
         logits = some_logits(seed)
         [drawn] = sample(logits[None].clone(), [Draw(setting, 0, 0)])
         assert processed(logits, setting, ())[drawn.token] > -torch.inf
+
+
+# Ranking
+
+
+@pytest.mark.parametrize("count", [1, 2, 17, 100, 1001])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_ranking_holds_the_largest_in_order_and_the_sums_of_all(
+    monkeypatch: pytest.MonkeyPatch, count: int, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(native, "build_error", lambda: "no C compiler")
+    logits = torch.randn(5, 1001, generator=torch.Generator().manual_seed(1)) * 4
+    logits[1, 3:1000:7] = -torch.inf
+    logits[2] += 80
+    temperature = torch.tensor([1.0, 0.3, 0.6, 2.0, 5.0])
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    ranking = rank(logits, temperature, count)
+    torch.testing.assert_close(ranking.score, scaled.sort(-1, descending=True)[0][:, :count])
+    finite = ranking.score.isfinite()
+    assert torch.equal(scaled.gather(1, ranking.token)[finite], ranking.score[finite])
+    torch.testing.assert_close(ranking.norm, logits.logsumexp(-1))
+    torch.testing.assert_close(ranking.whole, scaled.logsumexp(-1))
+
+
+@pytest.mark.skipif(native.build_error() is not None, reason="there is no C compiler")
+def test_equal_logits_rank_by_their_place() -> None:
+    logits = torch.zeros(2, 100)
+    logits[1, 50:] = 1
+    ranking = rank(logits, torch.ones(2), 8)
+    assert ranking.token.tolist() == [list(range(8)), list(range(50, 58))]

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from hogwild_engine.ranking import Ranking, rank
+
 CANDIDATES = 256
 """Rows whose nucleus lies within this many most probable tokens need no sort of the vocabulary."""
 
@@ -33,8 +35,13 @@ class Sampling:
 
     @property
     def filters(self) -> bool:
-        """Whether some tokens can never be drawn."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        """Whether tokens are drawn, and some of them never."""
+        return not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+    @property
+    def unfiltered(self) -> bool:
+        """Whether any token may be drawn."""
+        return not self.greedy and not self.filters
 
 
 @dataclass(slots=True)
@@ -75,16 +82,32 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     for row, draw in enumerate(draws):
         if draw.banned:
             logits[row, list(draw.banned)] = -torch.inf
-    norm = torch.logsumexp(logits, dim=-1)
-    if not bool(torch.isfinite(norm).all()):
+    temperatures = [1.0 if draw.sampling.greedy else draw.sampling.temperature for draw in draws]
+    ranking = rank(logits, _row(temperatures, logits), _width(draws, logits.shape[1]))
+    if not bool(torch.isfinite(ranking.norm).all()):
         raise FloatingPointError("the model's logits are not finite")
-    tokens = logits.argmax(dim=-1)
-    free = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
-    if free:
-        tokens[free] = _sample(logits[free], [draws[row] for row in free])
-    chosen = logits.gather(1, tokens[:, None])[:, 0]
-    probabilities = torch.exp(chosen - norm)
+    tokens = ranking.token[:, 0].clone()
+    for rows, pick in (
+        ([row for row, d in enumerate(draws) if d.sampling.filters], _pick_filtered),
+        ([row for row, d in enumerate(draws) if d.sampling.unfiltered], _pick_unfiltered),
+    ):
+        if rows:
+            chosen = [draws[row] for row in rows]
+            every = len(rows) == len(draws)
+            part = (logits, ranking) if every else (logits[rows], ranking.rows(rows))
+            tokens[rows] = pick(*part, chosen)
+    score = logits.gather(1, tokens[:, None])[:, 0]
+    probabilities = torch.exp(score - ranking.norm)
     return [Drawn(*pair) for pair in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
+
+
+def _width(draws: Sequence[Draw], vocabulary: int) -> int:
+    """How many of the most probable tokens are looked at first."""
+    settings = [draw.sampling for draw in draws if draw.sampling.filters]
+    if not settings:
+        return 1
+    width = min(CANDIDATES, vocabulary)
+    return vocabulary if any(s.top_k > width for s in settings) else width
 
 
 def _penalise(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
@@ -96,67 +119,59 @@ def _penalise(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
             logits[row, index] = torch.where(score < 0, score * penalty, score / penalty)
 
 
-def _sample(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    settings = [draw.sampling for draw in draws]
-    temperature = _column([s.temperature for s in settings], logits)
-    noise = _column([uniform(d.sampling.seed, d.writer, d.index) for d in draws], logits)
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
-    picked = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
-    # Each row goes the way of its own settings: what runs beside it must not change its token.
-    filtered = [row for row, s in enumerate(settings) if s.filters]
-    unfiltered = [row for row, s in enumerate(settings) if not s.filters]
-    if unfiltered:
-        picked[unfiltered] = _pick_unfiltered(logits[unfiltered], noise[unfiltered])
-    if filtered:
-        kept = [settings[row] for row in filtered]
-        picked[filtered] = _pick_filtered(logits[filtered], kept, noise[filtered])
-    return picked
+# Each row goes the way of its own settings: what runs beside it must not change its token.
 
 
-def _pick_filtered(
-    logits: torch.Tensor, settings: Sequence[Sampling], noise: torch.Tensor
-) -> torch.Tensor:
-    width = min(CANDIDATES, logits.shape[1])
-    if any(s.top_k > width for s in settings):
-        width = logits.shape[1]
-    picked = _pick(logits, settings, noise, width)
+def _pick_filtered(logits: torch.Tensor, ranking: Ranking, draws: Sequence[Draw]) -> torch.Tensor:
+    picked = _pick(ranking, draws, logits.shape[1])
     undecided = (picked < 0).nonzero()[:, 0].tolist()
     if undecided:
-        rest = [settings[row] for row in undecided]
-        picked[undecided] = _pick(logits[undecided], rest, noise[undecided], logits.shape[1])
+        rest = [draws[row] for row in undecided]
+        temperature = _row([draw.sampling.temperature for draw in rest], logits)
+        all_ranked = rank(logits[undecided], temperature, logits.shape[1])
+        picked[undecided] = _pick(all_ranked, rest, logits.shape[1])
     return picked
 
 
-def _pick_unfiltered(logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    mass = torch.softmax(logits, dim=-1).cumsum(dim=-1)
-    choice = torch.searchsorted(mass, noise * mass[:, -1:], right=True)
+def _pick_unfiltered(logits: torch.Tensor, ranking: Ranking, draws: Sequence[Draw]) -> torch.Tensor:
+    temperature = _column([draw.sampling.temperature for draw in draws], logits)
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+    mass = torch.softmax(scaled, dim=-1).cumsum(dim=-1)
+    choice = torch.searchsorted(mass, _noise(draws, logits) * mass[:, -1:], right=True)
     return choice[:, 0].clamp_(max=logits.shape[1] - 1)
 
 
-def _pick(
-    logits: torch.Tensor, settings: Sequence[Sampling], noise: torch.Tensor, width: int
-) -> torch.Tensor:
-    """Draw from the ``width`` most probable tokens; -1 where more of them are needed to decide."""
-    vocabulary = logits.shape[1]
-    score, token = torch.topk(logits, width, dim=-1)  # [R, width], descending
-    top_k = torch.tensor([s.top_k or vocabulary for s in settings], device=logits.device)[:, None]
+def _pick(ranking: Ranking, draws: Sequence[Draw], vocabulary: int) -> torch.Tensor:
+    """Draw from the ranked tokens; -1 where more of them are needed to decide."""
+    settings = [draw.sampling for draw in draws]
+    score, width = ranking.score, ranking.score.shape[1]
+    top_k = torch.tensor([s.top_k or vocabulary for s in settings], device=score.device)[:, None]
     limited = top_k <= width
-    whole = torch.logsumexp(logits, dim=-1, keepdim=True)
-    place = torch.arange(width, device=logits.device)
-    score = score.masked_fill(place >= top_k, -torch.inf)
-    whole = torch.where(limited, torch.logsumexp(score, dim=-1, keepdim=True), whole)
+    place = torch.arange(width, device=score.device)
+    whole = ranking.whole[:, None]
+    if any(s.top_k for s in settings):
+        score = score.masked_fill(place >= top_k, -torch.inf)
+        whole = torch.where(limited, torch.logsumexp(score, dim=-1, keepdim=True), whole)
     probability = torch.exp(score - whole)
     before = probability.cumsum(dim=-1) - probability
-    top_p = _column([s.top_p for s in settings], logits)
-    min_p = _column([s.min_p for s in settings], logits)
+    top_p = _column([s.top_p for s in settings], score)
+    min_p = _column([s.min_p for s in settings], score)
     kept = (before < top_p) & (probability >= min_p * probability[:, :1]) & (place < top_k)
     kept[:, 0] = True
     mass = torch.where(kept, probability, 0.0).cumsum(dim=-1)
     decided = limited[:, 0] | ~kept[:, -1] | (width == vocabulary)
-    choice = torch.searchsorted(mass, noise * mass[:, -1:], right=True)
+    choice = torch.searchsorted(mass, _noise(draws, score) * mass[:, -1:], right=True)
     last = kept.sum(dim=-1, keepdim=True) - 1
-    picked = token.gather(1, torch.minimum(choice, last))[:, 0]
+    picked = ranking.token.gather(1, torch.minimum(choice, last))[:, 0]
     return torch.where(decided, picked, -1)
+
+
+def _noise(draws: Sequence[Draw], like: torch.Tensor) -> torch.Tensor:
+    return _column([uniform(d.sampling.seed, d.writer, d.index) for d in draws], like)
+
+
+def _row(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:

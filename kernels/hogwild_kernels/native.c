@@ -236,3 +236,94 @@ static int list_tasks(const Job *job, Task *tasks) {
 #endif
 #include "native_attention.h"
 #include "native_layer.h"
+
+// Ranking of a row of logits: a heap whose root is the worst of the best.
+
+INLINE int is_worse(float a, int64_t at_a, float b, int64_t at_b) {
+  return a < b || (a == b && at_a > at_b);
+}
+
+static void sink(float *score, int64_t *token, int size) {
+  for (int i = 0;;) {
+    int worst = i, left = 2 * i + 1;
+    for (int child = left; child < left + 2 && child < size; child++)
+      if (is_worse(score[child], token[child], score[worst], token[worst])) worst = child;
+    if (worst == i) return;
+    float x = score[i];
+    int64_t t = token[i];
+    score[i] = score[worst], token[i] = token[worst];
+    score[worst] = x, token[worst] = t;
+    i = worst;
+  }
+}
+
+static void rise(float *score, int64_t *token, int i) {
+  for (; i; i = (i - 1) / 2) {
+    int up = (i - 1) / 2;
+    if (!is_worse(score[i], token[i], score[up], token[up])) return;
+    float x = score[i];
+    int64_t t = token[i];
+    score[i] = score[up], token[i] = token[up];
+    score[up] = x, token[up] = t;
+  }
+}
+
+static void rank_row(const float *x, int64_t width, float temperature, int count, float *score,
+                     int64_t *token, float *norm, float *whole) {
+  int size = 0;
+  for (int64_t i = 0; i < width; i += LANES) {
+    int lanes = width - i < LANES ? (int)(width - i) : LANES;
+    if (lanes == LANES) {
+      vec block = load_f32(x + i);
+      if (size == count && !exceeds(block, score[0])) continue;
+    }
+    for (int lane = 0; lane < lanes; lane++) {
+      float value = x[i + lane];
+      if (size < count) {
+        score[size] = value, token[size] = i + lane;
+        rise(score, token, size++);
+      } else if (value > score[0]) {
+        score[0] = value, token[0] = i + lane;
+        sink(score, token, size);
+      }
+    }
+  }
+  while (size > 1) {
+    float worst = score[0];
+    int64_t at = token[0];
+    size--;
+    score[0] = score[size], token[0] = token[size];
+    score[size] = worst, token[size] = at;
+    sink(score, token, size);
+  }
+  float most = score[0];
+  vec plain = splat(0), cooled = splat(0);
+  float tail[LANES];
+  for (int64_t i = 0; i < width; i += LANES) {
+    vec block;
+    if (width - i < LANES) {
+      for (int lane = 0; lane < LANES; lane++) tail[lane] = i + lane < width ? x[i + lane] : -INFINITY;
+      block = load_f32(tail);
+    } else {
+      block = load_f32(x + i);
+    }
+    block = (block - most) * LOG2E;
+    plain += power_of_two(block);
+    cooled += power_of_two(block / temperature);
+  }
+  *norm = most + logf(sum(plain));
+  *whole = logf(sum(cooled));
+  for (int i = 0; i < count; i++) score[i] = (score[i] - most) / temperature;
+}
+
+// The `count` largest of each row x [R, width], in order: score [R, count] is their distance from
+// the largest over the row's temperature, token [R, count] where they stand. norm [R] is the log of
+// the sum of exp(x), whole [R] that of exp((x - largest) / temperature).
+void rank_f32(const float *x, int rows, int64_t width, const float *temperature, int count,
+              float *score, int64_t *token, float *norm, float *whole, int threads) {
+  threads = num_workers(threads < rows ? threads : rows);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int row = 0; row < rows; row++)
+    rank_row(x + row * width, width, temperature[row], count, score + (int64_t)row * count,
+             token + (int64_t)row * count, norm + row, whole + row);
+}

@@ -17,8 +17,8 @@ from hogwild_kernels.native_build import BuildError, build_error, library
 from hogwild_kernels.table import BlockTable
 
 __all__ = ["BuildError", "Job", "add_norm", "attend", "block_attention", "build_error", "job_for"]
-__all__ += ["merge_states", "move_kv", "quantize_rows", "refusal", "rotate_write", "silu_mul"]
-__all__ += ["unquantize_rows", "write_kv"]
+__all__ += ["merge_states", "move_kv", "quantize_rows", "rank", "refusal", "rotate_write"]
+__all__ += ["silu_mul", "unquantize_rows", "write_kv"]
 
 merge_states = reference.merge_states
 move_kv = reference.move_kv
@@ -260,6 +260,31 @@ def unquantize_rows(
     )
 
 
+def rank(
+    x: torch.Tensor, temperature: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The largest numbers of each row, in order, and the row's normalisers.
+
+    Args:
+        x: float32 ``[R, V]``, contiguous.
+        temperature: float32 ``[R]``.
+        count: how many of each row, at most V.
+
+    Returns:
+        ``(x - largest) / temperature`` of the ``count`` largest, float32 ``[R, count]``; where they
+        stand, int64 ``[R, count]``; ``log(sum(exp(x)))`` and ``log(sum(exp((x - largest) /
+        temperature)))``, float32 ``[R]``.
+    """
+    rows = x.shape[0]
+    score, token = torch.empty(rows, count), torch.empty((rows, count), dtype=torch.int64)
+    norm, whole = torch.empty(rows), torch.empty(rows)
+    made = (tensor.data_ptr() for tensor in (score, token, norm, whole))
+    _function("rank", x.dtype)(
+        x.data_ptr(), *x.shape, temperature.data_ptr(), count, *made, _threads()
+    )
+    return score, token, norm, whole
+
+
 def _threads() -> int:
     return min(torch.get_num_threads(), MAX_THREADS)
 
@@ -271,6 +296,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "add_norm": (*(_POINTER,) * 3, _FLOAT, _INT, _INT, _POINTER, _INT),
     "silu_mul": (_POINTER, _INT, _INT, _POINTER, _INT),
     "quantize_rows": (_POINTER, _INT, _INT, _POINTER, _POINTER, _INT),
+    "rank": (_POINTER, _INT, ctypes.c_int64, _POINTER, _INT, *(_POINTER,) * 4, _INT),
     "unquantize_rows": (_POINTER, _INT, _INT, *(_POINTER,) * 3, _INT),
 }
 
