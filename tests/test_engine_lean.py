@@ -64,7 +64,7 @@ def test_it_gives_the_hooked_forwards_logits(family: str, dtype: torch.dtype, pa
     wanted = passes(Rig(model))
     rig = Rig(model, lean=True)
     if packed:
-        rig.runner.forward.pack("none")  # pyright: ignore[reportAttributeAccessIssue]
+        rig.runner.forward.pack("none", {})  # pyright: ignore[reportAttributeAccessIssue]
     assert relative(passes(rig), wanted) < TOLERANCE[dtype]
     assert rig.all_free
 
@@ -77,14 +77,14 @@ def test_int8_stays_close() -> None:
     model = lean_model("llama")
     wanted = passes(Rig(model))
     rig = Rig(model, lean=True)
-    rig.runner.forward.pack("int8")  # pyright: ignore[reportAttributeAccessIssue]
+    rig.runner.forward.pack("int8", {})  # pyright: ignore[reportAttributeAccessIssue]
     assert 1e-4 < relative(passes(rig), wanted) < 0.1
 
 
 def test_packing_gives_the_models_own_weights_up() -> None:
     model = lean_model("qwen2")
     rig = Rig(model, lean=True)
-    rig.runner.forward.pack("none")  # pyright: ignore[reportAttributeAccessIssue]
+    rig.runner.forward.pack("none", {})  # pyright: ignore[reportAttributeAccessIssue]
     layer = model.model.layers[0]
     matrices = [*layer.self_attn.children(), layer.mlp.up_proj, layer.mlp.down_proj]
     assert [m.weight.numel() for m in matrices] == [0] * len(matrices)
@@ -93,7 +93,7 @@ def test_packing_gives_the_models_own_weights_up() -> None:
 def chosen(model: Any, quantization: linear.Quantization = "none") -> Any:
     hook.register()
     config = EngineConfig(model="tiny", page_size=8, quantization=quantization)
-    return checked.check(model, IDS, config).forward
+    return checked.check(model, IDS, IDS, config).forward
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hogwild_engine import SamplingParams, converted, linear, weights
 from hogwild_engine.weights import Source, locate
+from hogwild_kernels import native
 
 IDS = torch.tensor([[5, 600, 7, 1, 2, 9000, 11]])
 
@@ -106,7 +107,7 @@ def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPat
 def test_packed_layers_give_the_same_logits(family: str) -> None:
     model = tiny_model(family)
     wanted = logits(model)
-    assert linear.pack(model) > 0
+    assert linear.pack(model, "none", {}) > 0
     torch.testing.assert_close(logits(model), wanted, atol=2e-4, rtol=2e-4)
 
 
@@ -123,8 +124,37 @@ def test_a_packed_layer_takes_any_number_of_rows(rows: int, dtype: torch.dtype, 
 
 def test_a_dtype_that_cannot_be_packed_stays_plain() -> None:
     model = tiny_model("llama").half()
-    assert linear.pack(model) == 0
+    assert linear.pack(model, "none", {}) == 0
     assert not any(isinstance(layer, linear.PackedLinear) for layer in model.modules())
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_int8_columns_that_reach_far_cost_the_others_little(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(native, "build_error", lambda: "no C compiler")
+    plain = torch.nn.Linear(64, 80).to(dtype).requires_grad_(False)
+    x = torch.randn(3, 64).to(dtype)
+    x[:, 5] *= 300
+    wanted = plain(x).float()
+    with linear.measured(plain) as reaches:
+        plain(x)
+    assert torch.equal(reaches[plain], x.abs().amax(0))
+    errors = [
+        float((linear.Int8Linear(plain.weight, plain.bias, reach)(x).float() - wanted).norm())
+        for reach in (None, reaches[plain])
+    ]
+    assert errors[1] < errors[0] / 3
+    assert errors[1] < 0.02 * float(wanted.norm())
+
+
+def test_measuring_leaves_no_hook_behind() -> None:
+    plain = torch.nn.Linear(64, 80)
+    with linear.measured(plain):
+        pass
+    assert not plain._forward_pre_hooks
 
 
 # What a model says about itself

@@ -36,8 +36,16 @@ class CheckedModel:
     error: float
 
 
-def check(model: Any, ids: Sequence[int], config: EngineConfig) -> CheckedModel:
-    """Check ``model`` on the text ``ids`` and pack it; it is used up.
+def check(
+    model: Any, ids: Sequence[int], calibration: Sequence[int], config: EngineConfig
+) -> CheckedModel:
+    """Check ``model`` and pack it; it is used up.
+
+    Args:
+        model: a causal language model of transformers.
+        ids: the text of the checks, at least 24 tokens.
+        calibration: a text that shows how far activations reach, for quantization.
+        config: the engine's settings.
 
     Raises:
         ModelRefusedError: a check failed.
@@ -50,10 +58,14 @@ def check(model: Any, ids: Sequence[int], config: EngineConfig) -> CheckedModel:
     hooked = Runner(HookedForward(model), cache, windows)
     error = selfcheck.check_logits(model, hooked, ids)
     lean = _lean(model, hooked, windows, ids)
+    reaches: linear.Reaches = {}
+    if config.quantization == "int8":
+        with linear.measured(model) as reaches:
+            selfcheck.plain_logits(model, calibration)
     if lean is None:
-        linear.pack(model, config.quantization)
+        linear.pack(model, config.quantization, reaches)
     else:
-        lean.pack(config.quantization)
+        lean.pack(config.quantization, reaches)
     return CheckedModel(lean or hooked.forward, shapes, windows, context_len, error)
 
 

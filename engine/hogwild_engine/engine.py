@@ -16,6 +16,7 @@ import torch
 
 from hogwild_engine import hook, selfcheck, weights
 from hogwild_engine.cache import KVCache, LayerShape
+from hogwild_engine.calibration import CALIBRATION_TEXT
 from hogwild_engine.chat import ChatFormat
 from hogwild_engine.checked import check as checked_model
 from hogwild_engine.config import MAX_SEED, EngineConfig, SamplingParams
@@ -97,7 +98,9 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         hook.register()
         device = next(loaded.model.parameters()).device
-        checked = checked_model(loaded.model, self._check_ids(loaded.model), config)
+        ids = self._encode(loaded.model, CHECK_TEXT)
+        calibration = self._encode(loaded.model, CALIBRATION_TEXT)
+        checked = checked_model(loaded.model, ids, calibration, config)
         self.context_len, self.check_error = checked.context_len, checked.error
         num_pages = self._pages(checked.shapes, device)
         self._cache = KVCache(checked.shapes, num_pages, config.page_size)
@@ -130,8 +133,8 @@ class Engine:
         useful = MAX_CONTEXTS * -(-self.context_len // self.config.page_size)
         return max(1, min(affordable, useful))
 
-    def _check_ids(self, model: Any) -> list[int]:
-        ids = self.tokenizer.encode(CHECK_TEXT, add_special_tokens=False)
+    def _encode(self, model: Any, text: str) -> list[int]:
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
         vocabulary = model.config.get_text_config().vocab_size
         if len(ids) < sum(selfcheck.BLOCK_LENGTHS):
             ids = ids * sum(selfcheck.BLOCK_LENGTHS)

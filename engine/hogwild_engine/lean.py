@@ -14,7 +14,7 @@ from torch import nn
 
 from hogwild_engine.cache import LayerShape
 from hogwild_engine.hook import PassTensors
-from hogwild_engine.linear import Quantization, matrix
+from hogwild_engine.linear import Quantization, Reaches, matrix
 from hogwild_engine.rope import Rotation
 from hogwild_kernels import native
 
@@ -91,16 +91,22 @@ class LeanForward:
         layers: Any = base.layers
         return stored and head.bias is None and all(map(_layer_fits, layers, shapes))
 
-    def pack(self, quantization: Quantization) -> None:
-        """Fuse and pack the matrices; the model's own weights are freed, layer by layer."""
+    def pack(self, quantization: Quantization, reaches: Reaches) -> None:
+        """Fuse and pack the matrices; the model's own weights are freed, layer by layer.
+
+        Args:
+            quantization: see `hogwild_engine.linear.matrix`.
+            reaches: from `hogwild_engine.linear.measured`.
+        """
         for layer, module in zip(self._layers, self._modules, strict=True):
             attention, mlp = module.self_attn, module.mlp
             rows = [getattr(attention, name) for name in _PROJECTIONS]
-            layer.qkv = _fused(rows, quantization)
-            layer.out = _fused([attention.o_proj], quantization)
-            layer.gate_up = _fused([mlp.gate_proj, mlp.up_proj], quantization)
-            layer.down = _fused([mlp.down_proj], quantization)
-        self._head = matrix(self._head.weight, None, quantization).forward
+            layer.qkv = _fused(rows, quantization, reaches)
+            layer.out = _fused([attention.o_proj], quantization, reaches)
+            layer.gate_up = _fused([mlp.gate_proj, mlp.up_proj], quantization, reaches)
+            layer.down = _fused([mlp.down_proj], quantization, reaches)
+        reach = reaches.get(self._head)
+        self._head = matrix(self._head.weight, None, quantization, reach).forward
         self._modules.clear()
 
     @torch.inference_mode()
@@ -211,7 +217,7 @@ def _side_by_side(parts: list[nn.Linear]) -> Any:
     return lambda x: torch.cat([part(x) for part in parts], dim=-1)
 
 
-def _fused(parts: list[nn.Linear], quantization: Quantization) -> Any:
+def _fused(parts: list[nn.Linear], quantization: Quantization, reaches: Reaches) -> Any:
     """One matrix in place of several; their weights are given up."""
     weight = torch.cat([part.weight for part in parts])
     biases = [part.bias for part in parts]
@@ -224,4 +230,4 @@ def _fused(parts: list[nn.Linear], quantization: Quantization) -> Any:
         bias = torch.cat(made)
     for part in parts:
         part.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return matrix(weight, bias, quantization).forward
+    return matrix(weight, bias, quantization, reaches.get(parts[0])).forward

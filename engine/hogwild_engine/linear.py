@@ -8,6 +8,9 @@ speed, not correctness.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -50,16 +53,27 @@ class Int8Linear(nn.Module):
     """``x @ weight.T + bias`` over whole numbers of 8 bits: a scale for each row of the weight, and
     one for each row of ``x``, found as it comes.
 
+    Columns of ``x`` that reach far would leave the others few steps: part of their reach goes to
+    the weight (SmoothQuant, arXiv 2211.10438, with exponent 1/2).
+
     Args:
         weight: ``[out, in]``, float32 or bfloat16, on the CPU; not kept.
         bias: ``[out]`` or ``None``.
+        reach: how far each column of ``x`` goes from zero, ``[in]``; ``None`` for all alike.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, reach: torch.Tensor | None = None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = bias
         exact = weight.detach().float()
+        self._factors = torch.ones(self.in_features)
+        if reach is not None:
+            far = (reach.float() / exact.abs().amax(dim=0).clamp_min(1e-8)).clamp_min(1e-8)
+            self._factors = far.rsqrt() * far.log().mean().mul(0.5).exp()
+            exact = exact / self._factors
         self._scale = exact.abs().amax(dim=1).clamp_min(1e-12) / _LARGEST
         whole = (exact / self._scale[:, None]).round_().to(torch.int8)
         self._zeros = torch.zeros(self.out_features, dtype=torch.int64)
@@ -92,9 +106,9 @@ class Int8Linear(nn.Module):
     def _quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._native:
             whole, scales = torch.empty(x.shape, dtype=torch.uint8), torch.empty(len(x))
-            native.quantize_rows(x.contiguous(), whole, scales)
+            native.quantize_rows(x.contiguous(), self._factors, whole, scales)
             return whole, scales
-        exact = x.float()
+        exact = x.float() * self._factors
         scales = exact.abs().amax(dim=1).clamp_min(1e-30) / _LARGEST
         return (exact / scales[:, None]).round_().add_(_ZERO).to(torch.uint8), scales
 
@@ -107,11 +121,38 @@ class Int8Linear(nn.Module):
         return out if self.bias is None else out + self.bias
 
 
-def pack(model: nn.Module, quantization: Quantization = "none") -> int:
+Reaches = dict[nn.Module, torch.Tensor]
+"""How far each column of a linear layer's input goes from zero, ``[in]``, by layer."""
+
+
+@contextmanager
+def measured(model: nn.Module) -> Iterator[Reaches]:
+    """Measure the reach of what the linear layers of ``model`` are given inside the block."""
+    reaches: Reaches = {}
+
+    def look(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        reach = given[0].detach().abs().flatten(0, -2).amax(dim=0)
+        reaches[module] = torch.maximum(reaches[module], reach) if module in reaches else reach
+
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    handles = [layer.register_forward_pre_hook(look) for layer in layers]
+    try:
+        yield reaches
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def pack(model: nn.Module, quantization: Quantization, reaches: Reaches) -> int:
     """Pack the linear layers of ``model`` in place; the plain weights are freed.
 
     Layers that share their weight with another module keep it (tied embeddings), and a packed copy
     stands beside it.
+
+    Args:
+        model: any module.
+        quantization: see `matrix`.
+        reaches: from `measured`; layers that are not in it count as reaching equally far.
 
     Returns:
         How many layers were packed.
@@ -121,7 +162,7 @@ def pack(model: nn.Module, quantization: Quantization = "none") -> int:
         for name, child in list(parent.named_children()):
             if type(child) is not nn.Linear:
                 continue
-            made = matrix(child.weight, child.bias, quantization)
+            made = matrix(child.weight, child.bias, quantization, reaches.get(child))
             if not isinstance(made, nn.Linear):
                 setattr(parent, name, made)
                 packed += 1
@@ -130,7 +171,10 @@ def pack(model: nn.Module, quantization: Quantization = "none") -> int:
 
 @torch.inference_mode()
 def matrix(
-    weight: torch.Tensor, bias: torch.Tensor | None, quantization: Quantization = "none"
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    quantization: Quantization,
+    reach: torch.Tensor | None = None,
 ) -> nn.Module:
     """``x @ weight.T + bias`` in the fastest form that gives the plain one's numbers here.
 
@@ -138,6 +182,7 @@ def matrix(
         weight: ``[out, in]``.
         bias: ``[out]`` or ``None``.
         quantization: "int8" makes an `Int8Linear` where it can.
+        reach: see `Int8Linear`.
     """
     out_features, in_features = weight.shape
     plain = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
@@ -146,24 +191,21 @@ def matrix(
         plain.bias = nn.Parameter(bias.detach(), requires_grad=False)
     if weight.device.type != "cpu" or weight.dtype not in _PACKED_BOUND:
         return plain
-    wanted: list[tuple[type[PackedLinear | Int8Linear], float]]
-    wanted = [(PackedLinear, _PACKED_BOUND[weight.dtype])]
+    wanted: list[tuple[Any, float]] = [(PackedLinear, _PACKED_BOUND[weight.dtype])]
     if quantization == "int8":
-        wanted.insert(0, (Int8Linear, _INT8_BOUND))
+        wanted.insert(0, (partial(Int8Linear, reach=reach), _INT8_BOUND))
     probe = torch.sin(torch.arange(2 * weight.shape[1])).view(2, -1).to(weight.dtype)
+    probe = probe if reach is None else probe * reach
     exact = plain(probe).float()
-    for kind, bound in wanted:
+    for make, bound in wanted:
         try:
-            layer = kind(plain.weight, plain.bias)
+            layer = make(plain.weight, plain.bias)
             error = float((layer(probe).float() - exact).norm() / exact.norm())
         except (AttributeError, RuntimeError, NotImplementedError) as reason:
-            _complain(kind, weight, str(reason))
+            _log.warning("a matrix %s is not packed: %s", tuple(weight.shape), reason)
             continue
         if error <= bound:
             return layer
-        _complain(kind, weight, f"its error is {error:.2g}, wanted at most {bound:.2g}")
+        name, shape = type(layer).__name__, tuple(weight.shape)
+        _log.warning("a matrix %s is no %s: its error is %.2g", shape, name, error)
     return plain
-
-
-def _complain(kind: type[nn.Module], weight: torch.Tensor, why: str) -> None:
-    _log.warning("no %s of a matrix %s: %s", kind.__name__, tuple(weight.shape), why)

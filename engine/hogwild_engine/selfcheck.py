@@ -122,11 +122,7 @@ def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> float:
         ModelRefusedError: the logits differ, or a wrong rotation goes unnoticed.
     """
     ids = list(ids)[: sum(BLOCK_LENGTHS)]
-    model.set_attn_implementation("eager")
-    with torch.inference_mode():
-        tokens = torch.tensor([ids], device=runner.cache.shapes[0].device)
-        plain = model(input_ids=tokens, use_cache=False).logits[0].float()
-    model.set_attn_implementation(hook.ATTENTION_NAME)
+    plain = plain_logits(model, ids)
     bound = LOGIT_BOUND[runner.cache.shapes[0].dtype]
     error = _relative(_blockwise(runner, ids, turned=True), plain)
     if not error < bound:
@@ -144,6 +140,17 @@ def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> float:
             )
             raise ModelRefusedError("control", detail)
     return error
+
+
+def plain_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """Logits of one plain forward with transformers' own attention, float32 ``[T, V]``."""
+    model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            tokens = torch.tensor([list(ids)], device=next(model.parameters()).device)
+            return model(input_ids=tokens, use_cache=False).logits[0].float()
+    finally:
+        model.set_attn_implementation(hook.ATTENTION_NAME)
 
 
 def lean_error(lean: Runner, hooked: Runner, ids: Sequence[int]) -> float:

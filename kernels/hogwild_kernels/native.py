@@ -233,16 +233,20 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     _function("silu_mul", out.dtype)(gate_up.data_ptr(), *out.shape, out.data_ptr(), _threads())
 
 
-def quantize_rows(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
-    """``x ~ (out - 128) * scales``, each row with the scale that its largest number asks for.
+def quantize_rows(
+    x: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, scales: torch.Tensor
+) -> None:
+    """``x * factors ~ (out - 128) * scales``, each row with the scale that its largest number asks
+    for.
 
     Args:
         x: ``[T, E]``.
+        factors: float32 ``[E]``.
         out: uint8 ``[T, E]``.
         scales: float32 ``[T]``.
     """
     _function("quantize_rows", x.dtype)(
-        x.data_ptr(), *x.shape, out.data_ptr(), scales.data_ptr(), _threads()
+        x.data_ptr(), factors.data_ptr(), *x.shape, out.data_ptr(), scales.data_ptr(), _threads()
     )
 
 
@@ -295,7 +299,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rotate_write": (*(_POINTER,) * 4, _FLOAT, *(_POINTER,) * 5),
     "add_norm": (*(_POINTER,) * 3, _FLOAT, _INT, _INT, _POINTER, _INT),
     "silu_mul": (_POINTER, _INT, _INT, _POINTER, _INT),
-    "quantize_rows": (_POINTER, _INT, _INT, _POINTER, _POINTER, _INT),
+    "quantize_rows": (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, _INT),
     "rank": (_POINTER, _INT, ctypes.c_int64, _POINTER, _INT, *(_POINTER,) * 4, _INT),
     "unquantize_rows": (_POINTER, _INT, _INT, *(_POINTER,) * 3, _INT),
 }
