@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hogwild_agents.bench_prompts import Prompts
@@ -52,7 +52,7 @@ class ArmName(NamedTuple):
     @property
     def baseline(self) -> ArmName:
         """The ``generate`` that this arm is compared with."""
-        return ArmName(BASELINE, PRECISIONS[self.dtype]["dtype"], 1)
+        return ArmName(BASELINE, PRECISIONS.get(self.dtype, {}).get("dtype", self.dtype), 1)
 
 
 class Reading(NamedTuple):
@@ -63,6 +63,11 @@ class Reading(NamedTuple):
     repeat: int
     arm: ArmName
     measured: Measured
+
+    def as_dict(self) -> dict[str, Any]:
+        """The reading as plain data, one level deep."""
+        setting = {"context": self.context, "sessions": self.sessions, "repeat": self.repeat}
+        return setting | self.arm._asdict() | asdict(self.measured)
 
 
 class Loaded(NamedTuple):

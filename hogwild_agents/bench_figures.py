@@ -89,7 +89,7 @@ def _figures(cell: Sequence[Reading], index: dict[Key, Measured]) -> Figures:
     single = arm._replace(workers=1) if arm.system != BASELINE else None
     return Figures(
         context=first.context,
-        prompt_tokens=round(median(run.context for run in runs)),
+        prompt_tokens=round(median(run.prompt_tokens for run in runs)),
         sessions=first.sessions,
         system=arm.system,
         dtype=arm.dtype,
@@ -114,14 +114,5 @@ def report_of(
         "settings": asdict(config) | {"temperature": TEMPERATURE, "top_p": TOP_P},
         "machine": machine,
         "figures": [asdict(row) for row in figures_of(readings)],
-        "readings": [
-            {
-                "context": r.context,
-                "sessions": r.sessions,
-                "repeat": r.repeat,
-                **r.arm._asdict(),
-                **asdict(r.measured),
-            }
-            for r in readings
-        ],
+        "readings": [reading.as_dict() for reading in readings],
     }

@@ -85,7 +85,7 @@ class EngineArm:
             raise HogwildError(complaint("steps", "time to measure", steps, todo))
         token_bytes = before.cache_bytes // (before.num_pages * before.page_size)
         return Measured(
-            context=usage.prompt_tokens,
+            prompt_tokens=usage.prompt_tokens,
             prefilled=requests * (usage.prompt_tokens - usage.cached_tokens),
             prefill_s=prefill_s,
             steps=after.steps - before.steps,

@@ -91,7 +91,7 @@ def test_prompts_are_about_as_long_as_asked_for_and_all_of_them_is_prefilled(
     readings: list[Reading],
 ) -> None:
     for r in readings:
-        assert abs(r.measured.context - CONTEXT) <= 4
+        assert abs(r.measured.prompt_tokens - CONTEXT) <= 4
         assert abs(r.measured.prefilled - r.sessions * CONTEXT) <= 4 * r.sessions
 
 

@@ -58,7 +58,7 @@ class GenerateArm:
         )
         first, last = clock.times[0], clock.times[-1]
         return Measured(
-            context=length,
+            prompt_tokens=length,
             prefilled=ids.numel(),
             prefill_s=first - started,
             steps=len(clock.times) - 1,

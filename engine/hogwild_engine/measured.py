@@ -13,7 +13,7 @@ class Measured:
     """One run of one arm: the prompts of some requests, then steps in which all of them decode.
 
     Args:
-        context: tokens of one request's prompt.
+        prompt_tokens: tokens of one request's prompt.
         prefilled: prompt tokens of all requests that went through the model.
         prefill_s: seconds from the call until every request has its first token.
         steps: steps after that, up to the first request's end.
@@ -24,7 +24,7 @@ class Measured:
         private_cache_bytes: what a cache of its own for each worker would have held.
     """
 
-    context: int
+    prompt_tokens: int
     prefilled: int
     prefill_s: float
     steps: int
