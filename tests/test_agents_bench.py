@@ -133,22 +133,29 @@ def test_a_context_that_the_model_has_no_room_for_is_refused(models: Loaded, tin
         list(rounds(config, {}, models.engine))
 
 
-def test_figures_are_medians_and_ratios_compare_within_a_round() -> None:
-    # The machine is three times slower in the second round, and the ratios stay.
+def test_figures_are_medians() -> None:
     readings = [
-        made(arm, repeat, slow * seconds, tokens=10 * arm.workers)
-        for repeat, slow in enumerate((1.0, 3.0, 1.1))
-        for arm, seconds in ((BASE, 1.0), (ONE, 0.5), (FOUR, 0.6))
+        made(ONE, repeat, seconds, tokens=10) for repeat, seconds in enumerate((0.5, 3.0, 0.8))
+    ]
+    (row,) = figures_of(readings)
+    assert row.rounds == 3
+    assert row.step_ms == pytest.approx(80)
+    assert row.tokens_per_s == pytest.approx(12.5)
+    assert row.prefill_tokens_per_s == 128
+
+
+def test_ratios_compare_arms_within_a_round() -> None:
+    seconds = {BASE: (1.0, 4.0, 2.0), ONE: (0.25, 2.0, 2.0), FOUR: (1.0, 4.0, 1.0)}
+    readings = [
+        made(arm, repeat, times[repeat], tokens=10 * arm.workers)
+        for repeat in range(3)
+        for arm, times in seconds.items()
     ]
     base, one, four = figures_of(readings)
-    assert [base.over_generate, one.over_generate] == [1.0, 2.0]
-    assert four.over_generate == pytest.approx(4 / 0.6)
-    assert four.over_one_worker == pytest.approx(1.2)
-    assert base.over_one_worker is None
-    assert one.step_ms == pytest.approx(55)
-    assert one.tokens_per_s == pytest.approx(10 / 0.55)
-    assert one.prefill_tokens_per_s == 128
-    assert {row.rounds for row in (base, one, four)} == {3}
+    assert [base.over_generate, base.over_one_worker] == [1.0, None]
+    assert [one.over_generate, one.over_one_worker] == [2.0, 1.0]  # of 4, 2 and 1
+    assert four.over_generate == 4.0  # of 4, 4 and 8
+    assert four.over_one_worker == 2.0  # of 4, 2 and 0.5
 
 
 def test_int8_is_compared_with_generate_in_bfloat16() -> None:
