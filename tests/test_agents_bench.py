@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -125,6 +126,16 @@ def test_nothing_of_an_arms_sessions_is_left_behind(
     stats = models.engine.stats()
     assert stats.sessions == stats.waiting == 0
     assert stats.free_pages == stats.num_pages
+
+
+def test_a_prompt_is_cut_to_what_the_models_context_holds_beside_the_decoding(
+    config: BenchConfig, models: Loaded
+) -> None:
+    long = replace(config, contexts=(4096,), sessions=(1,), repeats=1)
+    for r in rounds(long, models.arms, models.engine):
+        assert r.context == 4096
+        assert 256 < r.measured.prompt_tokens < models.engine.context_len - 3 * STEPS
+        assert r.measured.tokens == r.measured.steps * r.arm.workers
 
 
 def test_a_context_that_the_model_has_no_room_for_is_refused(models: Loaded, tiny: str) -> None:
