@@ -88,8 +88,15 @@ def bench(config: BenchConfig, *, as_json: bool = False) -> None:
 
 
 def _tracked(readings: Iterator[Reading], turns: int) -> Iterator[Reading]:
-    console, hidden = Console(stderr=True), not sys.stderr.isatty()
-    yield from track(readings, "Measuring", turns, console=console, transient=True, disable=hidden)
+    yield from track(
+        readings,
+        "Measuring",
+        turns,
+        console=Console(stderr=True),
+        transient=True,
+        refresh_per_second=1,  # drawing takes time from what is measured
+        disable=not sys.stderr.isatty(),
+    )
 
 
 def _print_bench(

@@ -67,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         turns = config.repeats * len(models.arms)
         measured = rounds(config, models.arms, models.engine)
         try:
-            for reading in track(measured, "measuring", turns, console=console):
+            for reading in track(
+                measured, "measuring", turns, console=console, refresh_per_second=1
+            ):
                 readings.append(reading)
         except KeyboardInterrupt:
             console.print(f"stopped: the table shows {len(readings)} of {turns} runs")
