@@ -72,19 +72,25 @@ class LlamaArm:
         started = time.perf_counter()
         last = self._prefill(ids)
         drawn = [self._cpp.llama_sampler_sample(s, self._context, last) for s in samplers]
-        first = time.perf_counter()
-        for step in range(steps):
-            at = len(ids) + step
-            self._decode([(token, at, place, True) for place, token in enumerate(drawn)])
-            drawn = [
-                self._cpp.llama_sampler_sample(sampler, self._context, place)
-                for place, sampler in enumerate(samplers)
-            ]
-        decode_s = time.perf_counter() - first
+        prefill_s = time.perf_counter() - started
+        # The first step copies the prompt's cache to all sequences: it does not count.
+        drawn = self._step(drawn, len(ids), samplers)
+        started = time.perf_counter()
+        for position in range(len(ids) + 1, len(ids) + 1 + steps):
+            drawn = self._step(drawn, position, samplers)
+        decode_s = time.perf_counter() - started
         for sampler in samplers:
             self._cpp.llama_sampler_free(sampler)
         tokens = steps * self._sequences
-        return Measured(len(ids), len(ids), first - started, steps, tokens, decode_s)
+        return Measured(len(ids), len(ids), prefill_s, steps, tokens, decode_s)
+
+    def _step(self, tokens: Sequence[int], position: int, samplers: Sequence[Any]) -> list[int]:
+        """Decode one token of each sequence; returns the next ones."""
+        self._decode([(token, position, place, True) for place, token in enumerate(tokens)])
+        return [
+            self._cpp.llama_sampler_sample(sampler, self._context, place)
+            for place, sampler in enumerate(samplers)
+        ]
 
     def _prefill(self, ids: Sequence[int]) -> int:
         """Encode the prompt for all sequences; returns the row of its last token."""

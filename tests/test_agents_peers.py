@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,7 +16,7 @@ from hogwild_agents.bench import OURS, ArmName, BenchConfig, Loaded, Reading
 from hogwild_agents.bench_prompts import Prompts
 from hogwild_engine.engine import Engine
 from hogwild_engine.measured import Measured
-from recipes import bench_peers, peer_openvino
+from recipes import bench_peers, peer_llama, peer_openvino
 from recipes.bench_peers import FILE, LLAMA, OPENVINO, main
 
 SECONDS = {OURS: 1.0, OPENVINO: 2.0, LLAMA: 4.0}
@@ -88,6 +90,57 @@ def test_bad_usage_is_said_in_one_line(
     with pytest.raises(SystemExit, match="2"):
         main(args)
     assert named in capsys.readouterr().err.splitlines()[-1]
+
+
+class FakeLlama:
+    """Stands in for llama-cpp-python: notes which sequences hold which positions."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, list[tuple[int, int]]] = {}
+        self.rows: list[int] = []
+        self.drawn = 100
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *_: SimpleNamespace()
+
+    def llama_batch_init(self, rows: int, *_: int) -> SimpleNamespace:
+        lists = {name: [0] * rows for name in ("token", "pos", "n_seq_id", "logits")}
+        return SimpleNamespace(n_tokens=0, seq_id=[[0] for _ in range(rows)], **lists)
+
+    def llama_memory_clear(self, *_: object) -> None:
+        self.held = {}
+
+    def llama_memory_seq_cp(self, _: object, source: int, target: int, *__: int) -> None:
+        self.held[target] = list(self.held[source])
+
+    def llama_decode(self, _: object, batch: SimpleNamespace) -> int:
+        self.rows = [row for row in range(batch.n_tokens) if batch.logits[row]]
+        for row in range(batch.n_tokens):
+            held = self.held.setdefault(batch.seq_id[row][0], [])
+            held.append((batch.pos[row], batch.token[row]))
+        return 0
+
+    def llama_sampler_sample(self, _: object, __: object, row: int) -> int:
+        assert row in self.rows
+        self.drawn += 1
+        return self.drawn
+
+
+def test_llama_gives_every_sequence_the_prompt_and_its_own_tokens_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake, prompt = FakeLlama(), list(range(1, 700))
+    monkeypatch.setitem(sys.modules, "llama_cpp", cast(Any, fake))
+    arm = peer_llama.LlamaArm(None, lambda _: prompt, sequences=3, context=800, threads=1)
+    for seed in (1, 2):  # the second run starts anew
+        run = arm.measure(["task"], 4, seed)
+        assert (run.prompt_tokens, run.steps, run.tokens) == (699, 4, 12)
+        assert fake.held.keys() == {0, 1, 2}
+        written = [[token for _, token in held[699:]] for held in fake.held.values()]
+        for held in fake.held.values():
+            assert [position for position, _ in held] == list(range(699 + 5))
+            assert [token for _, token in held[:699]] == prompt
+        assert len({token for tokens in written for token in tokens}) == 3 * 5
 
 
 @pytest.mark.slow
