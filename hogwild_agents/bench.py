@@ -134,14 +134,14 @@ class BenchConfig:
         """Each context with each number of sessions."""
         return [(context, count) for context in self.contexts for count in self.sessions]
 
-    def written(self, context: int, sessions: int) -> int:
+    def written(self, sessions: int) -> int:
         """Tokens that a session's workers may add to its prompt, at most."""
-        lead = lead_steps(sessions, context, DEFAULTS.max_pass_tokens)
-        return max(self.workers) * (self.steps + 1 + lead + HEADER_TOKENS)
+        steps = self.steps + 1 + lead_steps(sessions)
+        return max(self.workers) * (steps + HEADER_TOKENS)
 
     def _pages(self, context: int, sessions: int) -> int:
         # Twice what is written, and some pages a worker, is what a session sets aside.
-        tokens = context + 3 * self.written(context, sessions)
+        tokens = context + 3 * self.written(sessions)
         return sessions * (tokens // DEFAULTS.page_size + 4 * max(self.workers) + 16)
 
 
@@ -175,7 +175,7 @@ def rounds(config: BenchConfig, arms: Mapping[ArmName, Arm], engine: Engine) -> 
         arm.measure(prompts.tasks(LEAST_CONTEXT, 1, 0), WARM_UP_STEPS, 0)
     number = 1
     for context, sessions in config.settings:
-        room = engine.context_len - config.written(context, sessions)
+        room = engine.context_len - config.written(sessions)
         todo = f"the model's context holds {engine.context_len}: fewer steps or workers"
         require(room >= LEAST_CONTEXT, "context", f"room for {LEAST_CONTEXT} tokens", room, todo)
         for repeat in range(config.repeats):

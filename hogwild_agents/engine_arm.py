@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 from hogwild_engine.config import SamplingParams
 from hogwild_engine.errors import HogwildError, SessionCancelledError, complaint
@@ -35,20 +35,37 @@ class EngineArm:
         self._workers = workers
 
     def measure(self, tasks: Sequence[str], steps: int, seed: int) -> Measured:
-        """Prefill the tasks, one request each, and decode ``steps`` steps once all have begun."""
-        context = self._engine.count_tokens([_message(tasks[0])])
-        budget = steps + 1 + lead_steps(len(tasks), context, self._engine.config.max_pass_tokens)
-        asked = [self._request(task, budget, seed + i) for i, task in enumerate(tasks)]
+        """Prefill the tasks, one request each; then decode ``steps`` steps of all of them."""
         started = time.perf_counter()
-        handles = [self._engine.submit(request) for request in asked]
+        with self._submitted(tasks, 1, seed) as handles:
+            usages = [handle.result().usage for handle in handles]
+        prefill_s = time.perf_counter() - started
+        # The prompts come from the prefix cache now, so that all requests begin together.
+        with self._submitted(tasks, steps + 1 + lead_steps(len(tasks)), seed) as handles:
+            decoded = self._decode(handles, steps)
+        return Measured(
+            prompt_tokens=usages[0].prompt_tokens,
+            prefilled=sum(usage.prompt_tokens - usage.cached_tokens for usage in usages),
+            prefill_s=prefill_s,
+            **decoded,
+        )
+
+    @contextmanager
+    def _submitted(self, tasks: Sequence[str], steps: int, seed: int) -> Iterator[list[Handle]]:
+        """Requests that run at once, and are gone at the end: the next arm has the machine to
+        itself.
+        """
+        handles = []
         try:
-            streams = [iter(handle) for handle in handles]
-            for stream in streams:
-                _read_first_token(stream)
-            prefill_s = time.perf_counter() - started
-            return self._decode(streams[0], len(tasks), prefill_s, steps)
+            for place, task in enumerate(tasks):
+                handles.append(self._engine.submit(self._request(task, steps, seed + place)))
+            yield handles
         finally:
-            _end(handles)
+            for handle in handles:
+                handle.cancel()
+            for handle in handles:
+                with suppress(SessionCancelledError):
+                    handle.result()
 
     def _request(self, task: str, steps: int, seed: int) -> Request:
         return Request(
@@ -69,12 +86,14 @@ class EngineArm:
             ignore_eos=True,
         )
 
-    def _decode(
-        self, stream: Iterator[Event], requests: int, prefill_s: float, steps: int
-    ) -> Measured:
+    def _decode(self, handles: Sequence[Handle], steps: int) -> dict[str, Any]:
+        """Watch from the step in which the last request begins until the first one ends."""
+        streams = [iter(handle) for handle in handles]
+        for stream in streams:
+            _read_first_token(stream)
         before = after = self._engine.stats()
         held, usage = _held(before), Usage()
-        for event in stream:
+        for event in streams[0]:
             if isinstance(event, Finished):
                 usage = event.usage
             elif after.steps - before.steps < steps:
@@ -84,22 +103,19 @@ class EngineArm:
             todo = "the requests were over before all of them had begun: give more steps"
             raise HogwildError(complaint("steps", "time to measure", steps, todo))
         token_bytes = before.cache_bytes // (before.num_pages * before.page_size)
-        return Measured(
-            prompt_tokens=usage.prompt_tokens,
-            prefilled=requests * (usage.prompt_tokens - usage.cached_tokens),
-            prefill_s=prefill_s,
-            steps=after.steps - before.steps,
-            tokens=after.encoded_tokens - before.encoded_tokens,
-            decode_s=after.busy_s - before.busy_s,
-            forward_s=after.forward_s - before.forward_s,
-            cache_bytes=held,
-            private_cache_bytes=requests * usage.private_tokens * token_bytes,
-        )
+        return {
+            "steps": after.steps - before.steps,
+            "tokens": after.encoded_tokens - before.encoded_tokens,
+            "decode_s": after.busy_s - before.busy_s,
+            "forward_s": after.forward_s - before.forward_s,
+            "cache_bytes": held,
+            "private_cache_bytes": len(handles) * usage.private_tokens * token_bytes,
+        }
 
 
-def lead_steps(requests: int, context: int, max_pass_tokens: int) -> int:
-    """Steps that the first request may have made before the last one's prompt is read."""
-    return (requests - 1) * -(-2 * context // max_pass_tokens)
+def lead_steps(requests: int) -> int:
+    """Steps that the first request may make before the last one begins."""
+    return 2 * (requests - 1)
 
 
 def _message(task: str) -> dict[str, str]:
@@ -115,12 +131,3 @@ def _read_first_token(stream: Iterator[Event]) -> None:
 def _held(stats: EngineStats) -> int:
     used = stats.num_pages - stats.free_pages
     return used * (stats.cache_bytes // stats.num_pages)
-
-
-def _end(handles: Sequence[Handle]) -> None:
-    """Cancel what still runs and wait until it is gone: the next arm has the machine to itself."""
-    for handle in handles:
-        handle.cancel()
-    for handle in handles:
-        with suppress(SessionCancelledError):
-            handle.result()
