@@ -32,8 +32,8 @@ OURS = "hogwild"
 DEFAULTS = EngineConfig()
 WARM_UP_STEPS = 4
 LEAST_CONTEXT = 64
-HEADER_TOKENS = 40
-"""More than a worker's header takes, and what a session keeps free for the next one."""
+HEADER_TOKENS = 64
+"""More than a worker's header takes, and what a session keeps free for another one."""
 
 
 class Arm(Protocol):

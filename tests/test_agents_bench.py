@@ -25,7 +25,7 @@ from hogwild_engine.measured import Measured
 CONTEXT = 64
 STEPS = 12
 BASE = ArmName("generate", "bfloat16", 1)
-ONE, FOUR = (ArmName("hogwild", "bfloat16", workers) for workers in (1, 4))
+ONE, THREE, FOUR = (ArmName("hogwild", "bfloat16", workers) for workers in (1, 3, 4))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def made(arm: ArmName, repeat: int, decode_s: float, *, tokens: int, **more: Any
 
 
 def test_every_arm_takes_its_turn_in_every_round_of_every_setting(readings: list[Reading]) -> None:
-    arms = [BASE, ONE, ArmName("hogwild", "bfloat16", 3)]
+    arms = [BASE, ONE, THREE]
     turns = [(r.context, r.sessions, r.repeat, r.arm) for r in readings]
     assert turns == [
         (CONTEXT, count, repeat, arm) for count in (1, 2) for repeat in (0, 1) for arm in arms
@@ -136,6 +136,17 @@ def test_a_prompt_is_cut_to_what_the_models_context_holds_beside_the_decoding(
         assert r.context == 4096
         assert 256 < r.measured.prompt_tokens < models.engine.context_len - 3 * STEPS
         assert r.measured.tokens == r.measured.steps * r.arm.workers
+
+
+def test_a_prompt_as_long_as_the_context_allows_leaves_all_steps_to_every_worker(
+    config: BenchConfig, models: Loaded
+) -> None:
+    room = models.engine.context_len - config.written(1)
+    task = Prompts(models.engine).tasks(room, 1, 7)
+    before = models.engine.stats().worker_tokens
+    models.arms[THREE].measure(task, STEPS, 7)
+    # One token each for the prompt's sake; then the first one and those that are measured.
+    assert models.engine.stats().worker_tokens - before == 3 * (1 + 1 + STEPS)
 
 
 def test_a_context_that_the_model_has_no_room_for_is_refused(models: Loaded, tiny: str) -> None:
