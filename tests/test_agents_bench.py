@@ -19,6 +19,7 @@ from hogwild_agents.bench_figures import figures_of
 from hogwild_agents.bench_prompts import Prompts
 from hogwild_agents.bench_table import tables_of
 from hogwild_agents.cli import main
+from hogwild_agents.engine_arm import EngineArm
 from hogwild_engine.errors import ConfigError
 from hogwild_engine.measured import Measured
 
@@ -141,12 +142,12 @@ def test_a_prompt_is_cut_to_what_the_models_context_holds_beside_the_decoding(
 def test_a_prompt_as_long_as_the_context_allows_leaves_all_steps_to_every_worker(
     config: BenchConfig, models: Loaded
 ) -> None:
-    room = models.engine.context_len - config.written(1)
-    task = Prompts(models.engine).tasks(room, 1, 7)
-    before = models.engine.stats().worker_tokens
-    models.arms[THREE].measure(task, STEPS, 7)
-    # One token each for the prompt's sake; then the first one and those that are measured.
-    assert models.engine.stats().worker_tokens - before == 3 * (1 + 1 + STEPS)
+    engine = models.engine
+    room = engine.context_len - replace(config, workers=(5,)).written(1)
+    before = engine.stats().worker_tokens
+    EngineArm(engine, 5).measure(Prompts(engine).tasks(room, 1, 7), STEPS, 7)
+    # One token each when the prompt is read; then the first one and those that are measured.
+    assert engine.stats().worker_tokens - before == 5 * (1 + 1 + STEPS)
 
 
 def test_a_context_that_the_model_has_no_room_for_is_refused(models: Loaded, tiny: str) -> None:
