@@ -29,6 +29,7 @@ Examples:
   hogwild run "Plan a day in Rome." --workers Ann,Ben --role "Ben=finds where to eat"
   hogwild run "List ten uses of a brick." --model Qwen/Qwen2.5-1.5B-Instruct --seed 1
   cat task.txt | hogwild run - --answer join --json > events.jsonl
+  hogwild bench --context 512,2048 --workers 1,4
 """
 
 app = typer.Typer(
@@ -126,6 +127,45 @@ def demo(debug: Debug = False) -> None:
     _serve(CONFIG, REQUEST, debug=debug)
 
 
+@app.command()
+def bench(
+    model: Annotated[
+        str, typer.Option(help="A hub id, a folder, a .gguf file, or the embedded model.")
+    ] = EMBEDDED_MODEL,
+    dtype: Annotated[str, typer.Option(help="Some of bfloat16, float32, int8.")] = "bfloat16",
+    context: Annotated[str, typer.Option(help="Tokens of the prompt.")] = "512",
+    sessions: Annotated[str, typer.Option(help="Requests at once.")] = "1",
+    workers: Annotated[str, typer.Option(help="Workers of each request.")] = "1,2,4,8",
+    steps: Annotated[int, typer.Option(help="Decoding steps that are measured.")] = 32,
+    repeats: Annotated[int, typer.Option(help="Rounds in which all take their turn.")] = 3,
+    threads: Annotated[int | None, typer.Option(help="Of the CPU. Default: torch's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Measure the engine against transformers' generate, in turn; print medians.
+
+    All sample at temperature 0.6, top-p 0.9. --dtype, --context, --sessions and --workers take
+    several values: --context 512,2048.
+    """
+    from hogwild_agents import terminal
+    from hogwild_agents.bench import BenchConfig
+
+    config = BenchConfig(
+        model,
+        dtypes=tuple(dict.fromkeys(name.strip() for name in dtype.split(","))),
+        contexts=_numbers(context, "--context"),
+        sessions=_numbers(sessions, "--sessions"),
+        workers=_numbers(workers, "--workers"),
+        steps=steps,
+        repeats=repeats,
+        threads=threads,
+    )
+    if not debug:
+        terminal.silence_libraries()
+    with terminal.ending_on_sigterm():
+        terminal.bench(config, as_json=as_json)
+
+
 def _serve(config: EngineConfig, request: Request, *, as_json: bool = False, debug: bool) -> None:
     from hogwild_agents import terminal
 
@@ -142,6 +182,15 @@ def _task(prompt: str) -> str:
     if not task.strip():
         raise typer.BadParameter("wanted a task, got no text", param_hint="PROMPT")
     return task
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    """Whole numbers with commas between, each once."""
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        wanted = f"wanted whole numbers with commas between, got {text!r}"
+        raise typer.BadParameter(wanted, param_hint=option) from None
 
 
 def _team(workers: str, roles: Sequence[str]) -> tuple[Worker, ...]:

@@ -1,22 +1,27 @@
-"""One session at the command line: load an engine, show the events, cancel on the way out."""
+"""At the command line: one session (load an engine, show the events, cancel on the way out), or a
+benchmark.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.progress import track
 from rich.text import Text
 
 from hogwild_agents.live import LiveView
 from hogwild_agents.view import JsonView, PlainView, View
 
 if TYPE_CHECKING:
+    from hogwild_agents.bench import BenchConfig, Reading
     from hogwild_engine.config import EngineConfig
     from hogwild_engine.engine import Engine
     from hogwild_engine.request import Request
@@ -64,6 +69,47 @@ def show(engine: Engine, request: Request, *, as_json: bool = False) -> None:
                 view.show(event)
     finally:
         handle.cancel()
+
+
+def bench(config: BenchConfig, *, as_json: bool = False) -> None:
+    """Measure, then print tables or one JSON object. After Ctrl-C they hold what there is."""
+    from hogwild_agents.bench import loaded, rounds
+
+    readings: list[Reading] = []
+    with ExitStack() as stack:
+        with _progress(f"Loading {config.model}"):
+            models = stack.enter_context(loaded(config))
+        turns = config.repeats * len(config.settings) * len(models.arms)
+        try:
+            for reading in _tracked(rounds(config, models.arms, models.engine), turns):
+                readings.append(reading)
+        finally:
+            _print_bench(config, models.machine, readings, as_json=as_json)
+
+
+def _tracked(readings: Iterator[Reading], turns: int) -> Iterator[Reading]:
+    yield from track(
+        readings,
+        "Measuring",
+        turns,
+        console=Console(stderr=True),
+        transient=True,
+        refresh_per_second=1,  # drawing takes time from what is measured
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def _print_bench(
+    config: BenchConfig, machine: dict[str, Any], readings: list[Reading], *, as_json: bool
+) -> None:
+    from hogwild_agents.bench_figures import figures_of, report_of
+    from hogwild_agents.bench_table import tables_of
+
+    if as_json:
+        print(json.dumps(report_of(config, machine, readings), indent=2))
+        return
+    for table in tables_of(figures_of(readings)):
+        Console(highlight=False).print(table, end="\n\n")
 
 
 def _progress(text: str) -> AbstractContextManager[Any]:

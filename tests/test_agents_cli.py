@@ -124,7 +124,15 @@ def test_help_shows_both_commands_and_examples(hogwild: Hogwild, args: list[str]
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["--version"], ["run", "--help"], ["run", TASK, "--workers", "0"]]
+    "args",
+    [
+        ["--help"],
+        ["--version"],
+        ["run", "--help"],
+        ["run", TASK, "--workers", "0"],
+        ["bench", "--help"],
+        ["bench", "--context", "0"],
+    ],
 )
 def test_what_needs_no_model_imports_no_heavy_library(args: list[str]) -> None:
     code = (

@@ -28,6 +28,7 @@ from hogwild_engine.errors import (
 )
 from hogwild_engine.events import Event, Failed
 from hogwild_engine.handle import Handle
+from hogwild_engine.meter import Meter
 from hogwild_engine.plan import Plan
 from hogwild_engine.request import Request
 from hogwild_engine.runner import Runner
@@ -56,6 +57,8 @@ class EngineStats:
         waiting: sessions that wait for pages.
         steps: forward passes so far.
         encoded_tokens: tokens that went through the model.
+        forward_s: seconds inside the model's forward; on a CUDA device, until it is launched.
+        busy_s: seconds from pass to pass, waits for something to do left out.
         prompt_tokens: prompt tokens of finished sessions.
         worker_tokens: tokens drawn by workers of finished sessions.
         answer_tokens: tokens drawn for answers of finished sessions.
@@ -70,6 +73,8 @@ class EngineStats:
     waiting: int
     steps: int
     encoded_tokens: int
+    forward_s: float
+    busy_s: float
     prompt_tokens: int
     worker_tokens: int
     answer_tokens: int
@@ -114,9 +119,8 @@ class Engine:
         self._inbox: deque[tuple[str, Session]] = deque()
         self._wake = threading.Condition()
         self._closed = False
-        self._counts = dict.fromkeys(
-            ("steps", "encoded", "prompt", "worker", "answer", "forced"), 0
-        )
+        self._meter = Meter()
+        self._counts = dict.fromkeys(("prompt", "worker", "answer", "forced"), 0)
         self._thread = threading.Thread(target=self._run, name="hogwild-engine", daemon=True)
         self._thread.start()
         atexit.register(_close_if_alive, weakref.ref(self))
@@ -203,8 +207,7 @@ class Engine:
             cache_bytes=pool.num_pages * pool.page_size * self._cache.bytes_per_token,
             sessions=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            steps=counts["steps"],
-            encoded_tokens=counts["encoded"],
+            **self._meter.work._asdict(),
             prompt_tokens=counts["prompt"],
             worker_tokens=counts["worker"],
             answer_tokens=counts["answer"],
@@ -255,6 +258,7 @@ class Engine:
         with self._wake:
             while not (self._closed or self._inbox or self._scheduler.has_work):
                 self._wake.wait()
+                self._meter.wake()
             told = list(self._inbox)
             self._inbox.clear()
         for word, session in told:
@@ -291,8 +295,7 @@ class Engine:
             for session, _ in turns:
                 self._fail(session, error)
             return
-        self._counts["steps"] += 1
-        self._counts["encoded"] += len(plan.tokens)
+        self._meter.add_pass(len(plan.tokens), self._runner.forward_s)
         for session, turn in turns:
             mine, drawn = drawn[: len(turn.draws)], drawn[len(turn.draws) :]
             try:

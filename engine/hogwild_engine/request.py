@@ -110,6 +110,7 @@ class Request:
         sampling: how tokens are drawn.
         stop: strings that end the text they appear in; they are not shown.
         tools: tool schemas, rendered by the model's chat template.
+        ignore_eos: nobody ends a turn: end-of-turn tokens are never drawn (for benchmarks).
 
     Raises:
         ConfigError: a value is out of range or unknown.
@@ -127,6 +128,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         require(bool(self.messages), "messages", "at least one message", self.messages)

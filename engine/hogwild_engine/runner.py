@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -21,11 +22,15 @@ class Runner:
         forward: the model's layers.
         cache: where keys and values live.
         windows: the sliding window of each layer, ``None`` where it sees everything.
+
+    Attributes:
+        forward_s: seconds that the last pass spent inside the model's forward.
     """
 
     def __init__(self, forward: Forward, cache: KVCache, windows: list[int | None]) -> None:
         self.cache = cache
         self.forward = forward
+        self.forward_s = 0.0
         self._kinds = [
             (shape.rotation, window, shape.device)
             for shape, window in zip(cache.shapes, windows, strict=True)
@@ -44,7 +49,9 @@ class Runner:
             [tables[kind] for kind in self._kinds],
         )
         keep = plan.sampled or [len(plan.tokens) - 1]
+        started = time.perf_counter()
         logits = self.forward(plan.tokens, plan.positions, tensors, keep)
+        self.forward_s = time.perf_counter() - started
         return logits[: len(plan.sampled)].float()
 
 

@@ -221,9 +221,12 @@ class Session:
         )
 
     def _banned(self, writer: Writer) -> Collection[int]:
+        banned: Collection[int] = ()
         if self._answer is not None:
-            return self._answer.banned()
-        return self._parallel.banned(writer) if self._parallel else ()
+            banned = self._answer.banned()
+        elif self._parallel is not None:
+            banned = self._parallel.banned(writer)
+        return {*banned, *self._chat.ends} if self.request.ignore_eos else banned
 
     # Phases
 

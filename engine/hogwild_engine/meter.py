@@ -1,0 +1,41 @@
+"""How many passes an engine has made, and how long they took. Knows no sessions."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """What an engine has done so far.
+
+    Args:
+        steps: forward passes.
+        encoded_tokens: tokens that went through the model.
+        forward_s: seconds inside the model's forward; on a CUDA device, until it is launched.
+        busy_s: seconds from pass to pass, waits for something to do left out.
+    """
+
+    steps: int = 0
+    encoded_tokens: int = 0
+    forward_s: float = 0.0
+    busy_s: float = 0.0
+
+
+class Meter:
+    """Adds up passes. Another thread may read ``work`` at any time: it is replaced whole."""
+
+    def __init__(self) -> None:
+        self.work = Work()
+        self._since = time.perf_counter()
+
+    def wake(self) -> None:
+        """There is something to do again: the time before does not count."""
+        self._since = time.perf_counter()
+
+    def add_pass(self, tokens: int, forward_s: float) -> None:
+        """A pass is over; its time runs from the last one's end, or from `wake`."""
+        now = time.perf_counter()
+        steps, encoded, forward, busy = self.work
+        self.work = Work(steps + 1, encoded + tokens, forward + forward_s, busy + now - self._since)
+        self._since = now
