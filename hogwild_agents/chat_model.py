@@ -40,6 +40,7 @@ _ENGINE = (
     "model",
     "revision",
     "dtype",
+    "quantization",
     "device",
     "num_pages",
     "memory_fraction",
@@ -73,6 +74,7 @@ class ChatHogwild(BaseChatModel):
         seed: makes a call that runs alone repeatable.
         stop: strings that end the text they appear in.
         timeout: seconds for a whole call, loading left out.
+        quantization: "int8" is faster on the CPU and less exact.
         dtype, device, num_pages, memory_fraction, num_threads, trust_remote_code, revision: see
             `EngineConfig`. Models of equal settings share one engine.
 
@@ -128,6 +130,7 @@ class ChatHogwild(BaseChatModel):
     timeout: float | None = None
     streaming: bool = False
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "int8"] = "none"
     device: str = "auto"
     num_pages: int | None = None
     memory_fraction: float = EngineConfig().memory_fraction

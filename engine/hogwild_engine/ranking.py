@@ -9,6 +9,9 @@ import torch
 
 from hogwild_kernels import native
 
+MOST_IN_A_HEAP = 1024
+"""Beyond this many the whole vocabulary is sorted."""
+
 
 class Ranking(NamedTuple):
     """Rows of logits in short.
@@ -38,7 +41,8 @@ def rank(logits: torch.Tensor, temperature: torch.Tensor, count: int) -> Ranking
         temperature: float32 ``[R]``, above 0.
         count: at most V.
     """
-    if logits.device.type == "cpu" and native.build_error() is None:
+    few = count <= MOST_IN_A_HEAP and logits.device.type == "cpu"
+    if few and native.build_error() is None:
         return Ranking(*native.rank(logits.contiguous(), temperature, count))
     largest = logits.amax(dim=-1, keepdim=True)
     scaled = (logits - largest) / temperature[:, None]

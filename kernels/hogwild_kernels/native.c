@@ -298,6 +298,7 @@ static void rank_row(const float *x, int64_t width, float temperature, int count
   }
   float most = score[0];
   vec plain = splat(0), cooled = splat(0);
+  float cooling = 1.0f / temperature;
   float tail[LANES];
   for (int64_t i = 0; i < width; i += LANES) {
     vec block;
@@ -309,11 +310,11 @@ static void rank_row(const float *x, int64_t width, float temperature, int count
     }
     block = (block - most) * LOG2E;
     plain += power_of_two(block);
-    cooled += power_of_two(block / temperature);
+    cooled += power_of_two(block * cooling);
   }
   *norm = most + logf(sum(plain));
   *whole = logf(sum(cooled));
-  for (int i = 0; i < count; i++) score[i] = (score[i] - most) / temperature;
+  for (int i = 0; i < count; i++) score[i] = (score[i] - most) * cooling;
 }
 
 // The `count` largest of each row x [R, width], in order: score [R, count] is their distance from
