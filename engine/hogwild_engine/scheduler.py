@@ -60,9 +60,25 @@ class Scheduler:
         turns = [(session, session.take(session.num_owed)) for session in decoding]
         room = self._max_pass_tokens - sum(f.count for _, turn in turns for f in turn.feeds)
         room = max(room, self._max_pass_tokens // 4, 1)
-        for session in self.running:
-            if session.is_prefill and room > 0:
+        for session in self._prompts():
+            if room > 0:
                 turn = session.take(room)
                 room -= sum(feed.count for feed in turn.feeds)
                 turns.append((session, turn))
         return [(session, turn) for session, turn in turns if turn.feeds]
+
+    def _prompts(self) -> list[Session]:
+        """Sessions in prefill, oldest first. Of those that would encode the same page only the
+        first: the others find it afterwards.
+        """
+        prompts: list[Session] = []
+        begun: set[bytes] = set()
+        for session in self.running:
+            if session.is_prefill:
+                session.reuse_prefix()
+                key = session.next_key
+                if key is None or key not in begun:
+                    prompts.append(session)
+                if key is not None:
+                    begun.add(key)
+        return prompts
