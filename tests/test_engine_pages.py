@@ -261,6 +261,17 @@ def test_a_prefix_outlives_what_follows_it() -> None:
     assert Prefix([*text, 0], PAGE_SIZE).reuse(machine.pool, again, 0) == 3 * PAGE_SIZE
 
 
+def test_a_page_that_is_written_again_is_not_found() -> None:
+    machine = BlocksOnPages()
+    block, text = Block(machine.cache), list(range(2 * PAGE_SIZE))
+    block.append(text)
+    Prefix([*text, 0], PAGE_SIZE).keep(machine.pool, block, len(text))
+    block.truncate(len(text) - 1)
+    block.append([99])
+    again = Block(machine.cache)
+    assert Prefix([*text, 0], PAGE_SIZE).reuse(machine.pool, again, 0) == PAGE_SIZE
+
+
 def test_a_page_is_found_by_all_tokens_before_it() -> None:
     machine = BlocksOnPages()
     block, text = Block(machine.cache), list(range(3 * PAGE_SIZE))
