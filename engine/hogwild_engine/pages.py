@@ -21,7 +21,8 @@ class PagePool:
     A block that grows gets the page behind its last one where that is free, so that its pages stay
     consecutive; a new block starts in the middle of the largest free run, so that it has room to
     grow. A page that has a key stays as it is when its last reader is gone, free all the same, and
-    can be found by its key until it is needed for something else: least recently used first.
+    can be found by its key, as long as such pages are at most half of the free ones: the least
+    recently used go first.
 
     Args:
         num_pages: pages in all.
@@ -56,7 +57,7 @@ class PagePool:
         """
         if count > self._num_free:
             raise OutOfPagesError(f"{count} pages wanted, {self._num_free} free")
-        self._overwrite(count - (self._num_free - len(self._kept)))
+        self._give_up(self._num_free - count)
         taken: list[int] = []
         while len(taken) < count:
             page = self._next(after, count - len(taken))
@@ -87,6 +88,7 @@ class PagePool:
                     self._kept[page] = None
                 else:
                     self._used[page] = 0
+        self._give_up(self._num_free)
 
     def find(self, key: bytes) -> int | None:
         """The page that was given ``key``, as long as it holds what it held then."""
@@ -103,13 +105,11 @@ class PagePool:
         if key := self._key_of.pop(page, None):
             del self._page_of[key]
 
-    def _overwrite(self, missing: int) -> None:
-        """Give up kept pages where blank ones are missing, some more of them than one by one, so
-        that the next ones are consecutive too.
+    def _give_up(self, num_free: int) -> None:
+        """Let go of kept pages until they are at most half of ``num_free``: between them a block
+        finds no room to grow on consecutive pages.
         """
-        if missing <= 0:
-            return
-        for page in list(islice(self._kept, max(missing, self.num_pages // 32))):
+        for page in list(islice(self._kept, max(0, len(self._kept) - num_free // 2))):
             del self._kept[page]
             self.drop_key(page)
             self._used[page] = 0
