@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
-from rig import drawn_by_writer
+from rig import drawn_by_writer, model_of
 from test_engine_generate import generated
 from test_engine_sessions import gated, outcome, pages_held, requests, wait_until
 from tiny import FAMILIES, tiny_model
@@ -42,7 +42,7 @@ def make(tiny_engine: Make) -> Iterator[Make]:
 
     def make(family: str = "llama", *, talkative: bool = True, **config: Any) -> Engine:
         shared = tiny_engine(family, talkative=talkative)
-        loaded = Weights(shared._runner._model, shared.tokenizer)
+        loaded = Weights(model_of(shared), shared.tokenizer)
         engines.append(Engine(replace(shared.config, **config), loaded=loaded))
         return engines[-1]
 
@@ -51,23 +51,10 @@ def make(tiny_engine: Make) -> Iterator[Make]:
         engine.close()
 
 
-def small_pages(smollm: Engine, **config: Any) -> Engine:
-    config |= {"page_size": PAGE_SIZE, "num_pages": 400}
-    loaded = Weights(smollm._runner._model, smollm.tokenizer)
-    return Engine(replace(smollm.config, **config), loaded=loaded)
-
-
 @pytest.fixture(scope="module")
 def embedded_engine(smollm: Engine) -> Iterator[Engine]:
     """The embedded model on small pages."""
-    with small_pages(smollm) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def control_engine(smollm: Engine) -> Iterator[Engine]:
-    """The same without a prefix cache."""
-    with small_pages(smollm, prefix_cache=False) as engine:
+    with Engine(replace(smollm.config, page_size=PAGE_SIZE, num_pages=400)) as engine:
         yield engine
 
 
@@ -124,12 +111,14 @@ def test_every_family_writes_what_generate_writes_behind_a_hit(
 
 @pytest.mark.parametrize("options", [{}, {**TEAM, "max_steps": 5}])
 def test_the_embedded_model_says_the_same_in_a_second_turn(
-    embedded_engine: Engine, control_engine: Engine, options: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, embedded_engine: Engine, options: dict[str, Any]
 ) -> None:
     turns, cached = ["Say: item 1, item 2, item 3."], 0
     for question in ("Why?", ""):
         request = ask(*turns, max_tokens=9, **options)
-        wanted, _ = read(control_engine.submit(request))
+        with monkeypatch.context() as patch:
+            patch.setattr(embedded_engine._cache.pool, "find", lambda key: None)
+            wanted, _ = read(embedded_engine.submit(request))
         got, done = read(embedded_engine.submit(request))
         assert got == wanted
         turns += [done.text, question]
