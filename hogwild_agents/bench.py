@@ -140,8 +140,9 @@ class BenchConfig:
         return max(self.workers) * (steps + HEADER_TOKENS)
 
     def _pages(self, context: int, sessions: int) -> int:
-        # Twice what is written, and some pages a worker, is what a session sets aside.
-        tokens = context + 3 * self.written(sessions)
+        # Twice what is written, and some pages a worker, is what a session sets aside; prompts that
+        # wait for the second turn in the prefix cache are at most half of the pool.
+        tokens = 2 * context + 3 * self.written(sessions)
         return sessions * (tokens // DEFAULTS.page_size + 4 * max(self.workers) + 16)
 
 

@@ -14,7 +14,7 @@ import torch
 from tiny import FAMILIES, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hogwild_engine import SamplingParams, converted, linear, weights
+from hogwild_engine import Engine, SamplingParams, converted, linear, weights
 from hogwild_engine.weights import Source, locate
 from hogwild_kernels import native
 
@@ -60,6 +60,24 @@ def test_a_converted_model_is_loaded_as_it_was_kept(tmp_path: Path, tokenizer: A
     text = "Hi 🦜<|im_end|>"
     assert AutoTokenizer.from_pretrained(folder).encode(text) == tokenizer.encode(text)
     assert [path.name for path in folder.parent.iterdir()] == ["kept"]
+
+
+def test_a_file_that_was_converted_once_is_not_read_again(
+    monkeypatch: pytest.MonkeyPatch, smollm: Engine
+) -> None:
+    read: list[str] = []
+    load = AutoModelForCausalLM.from_pretrained
+
+    def record(place: Any, **options: Any) -> Any:
+        read.append(options.get("gguf_file") or Path(place).name)
+        return load(place, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", record)
+    file = weights.locate(smollm.config.model)
+    assert file.gguf_file
+    weights.load(smollm.config)
+    kept = converted.folder_for(Path(file.place, file.gguf_file), "float32")
+    assert read == [kept.name]
 
 
 def test_who_comes_second_leaves_the_first_folder_alone(tmp_path: Path, tokenizer: Any) -> None:

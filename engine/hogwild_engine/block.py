@@ -46,8 +46,20 @@ class Block:
             if shared:
                 self._copy_last_page(fresh.pop(0))
             self.pages += fresh
+        if tokens and start % pool.page_size:
+            pool.drop_key(self.pages[start // pool.page_size])
         self.tokens += tokens
         return self.slots(start, stop)
+
+    def adopt(self, first: int, pages: Sequence[int], tokens: Sequence[int]) -> None:
+        """Read ``tokens`` from full ``pages`` that hold them already, at the places from page
+        ``first`` on; pages of its own that stand there are given back.
+        """
+        pool, stop = self._cache.pool, first + len(pages)
+        pool.share(pages)
+        pool.release(reversed(self.pages[first:stop]))
+        self.pages[first:stop] = pages
+        self.tokens[first * pool.page_size : stop * pool.page_size] = tokens
 
     def _copy_last_page(self, page: int) -> None:
         """Put ``page`` in the place of the last one, which others read too."""
@@ -60,7 +72,7 @@ class Block:
     def truncate(self, length: int) -> None:
         """Forget all tokens from ``length`` on and free the pages that held nothing else."""
         keep = -(-length // self._cache.pool.page_size)
-        self._cache.pool.release(self.pages[keep:])
+        self._cache.pool.release(reversed(self.pages[keep:]))  # a prefix outlives what follows it
         del self.pages[keep:]
         del self.tokens[length:]
         self.visible_len = min(self.visible_len, length)

@@ -47,10 +47,18 @@ class KVCache:
         shapes: one entry a layer, in order.
         num_pages: pages in all.
         page_size: tokens a page holds.
+        keeps_pages: as in `PagePool`.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], num_pages: int, page_size: int) -> None:
-        self.pool = PagePool(num_pages, page_size)
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        num_pages: int,
+        page_size: int,
+        *,
+        keeps_pages: bool = False,
+    ) -> None:
+        self.pool = PagePool(num_pages, page_size, keeps_pages=keeps_pages)
         self.shapes = tuple(shapes)
         members: dict[LayerShape, list[int]] = {}
         for layer, shape in enumerate(shapes):

@@ -32,7 +32,10 @@ class EngineConfig:
         memory_fraction: share of the device's free memory for the pool where ``num_pages`` is not
             given.
         page_size: tokens a page holds.
-        max_pass_tokens: most tokens in one forward pass; longer prompts are fed in several.
+        max_pass_tokens: most tokens of prompts in one forward pass; beside sessions that decode, an
+            eighth of it.
+        prefix_cache: keep what prompts start with in free pages, so that a session whose prompt
+            starts alike need not encode it again.
         num_threads: CPU threads of torch. ``None``: torch's default.
         trust_remote_code: run code that comes with a model. Off unless asked for.
 
@@ -49,6 +52,7 @@ class EngineConfig:
     memory_fraction: float = 0.2
     page_size: int = 32
     max_pass_tokens: int = 512
+    prefix_cache: bool = True
     num_threads: int | None = None
     trust_remote_code: bool = False
 

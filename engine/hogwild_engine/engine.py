@@ -50,7 +50,7 @@ class EngineStats:
 
     Args:
         num_pages: pages in the pool.
-        free_pages: pages that nobody holds.
+        free_pages: pages that no session holds; they may hold prefixes of earlier ones.
         page_size: tokens a page holds.
         cache_bytes: bytes of the pool, held or not.
         sessions: sessions that run.
@@ -60,6 +60,7 @@ class EngineStats:
         forward_s: seconds inside the model's forward; on a CUDA device, until it is launched.
         busy_s: seconds from pass to pass, waits for something to do left out.
         prompt_tokens: prompt tokens of finished sessions.
+        cached_tokens: of these, how many came from the prefix cache.
         worker_tokens: tokens drawn by workers of finished sessions.
         answer_tokens: tokens drawn for answers of finished sessions.
         forced_tokens: tokens that protocols wrote in finished sessions.
@@ -76,6 +77,7 @@ class EngineStats:
     forward_s: float
     busy_s: float
     prompt_tokens: int
+    cached_tokens: int
     worker_tokens: int
     answer_tokens: int
     forced_tokens: int
@@ -108,7 +110,9 @@ class Engine:
         checked = checked_model(loaded.model, ids, calibration, config)
         self.context_len, self.check_error = checked.context_len, checked.error
         num_pages = self._pages(checked.shapes, device)
-        self._cache = KVCache(checked.shapes, num_pages, config.page_size)
+        self._cache = KVCache(
+            checked.shapes, num_pages, config.page_size, keeps_pages=config.prefix_cache
+        )
         self._runner = Runner(checked.forward, self._cache, checked.windows)
         generation = loaded.model.generation_config
         ends = weights.end_tokens(generation, loaded.tokenizer)
@@ -120,7 +124,7 @@ class Engine:
         self._wake = threading.Condition()
         self._closed = False
         self._meter = Meter()
-        self._counts = dict.fromkeys(("prompt", "worker", "answer", "forced"), 0)
+        self._counts = dict.fromkeys(("prompt", "cached", "worker", "answer", "forced"), 0)
         self._thread = threading.Thread(target=self._run, name="hogwild-engine", daemon=True)
         self._thread.start()
         atexit.register(_close_if_alive, weakref.ref(self))
@@ -209,6 +213,7 @@ class Engine:
             waiting=len(scheduler.waiting),
             **self._meter.work._asdict(),
             prompt_tokens=counts["prompt"],
+            cached_tokens=counts["cached"],
             worker_tokens=counts["worker"],
             answer_tokens=counts["answer"],
             forced_tokens=counts["forced"],
@@ -312,6 +317,7 @@ class Engine:
         if session.finished is not None:
             usage = session.finished.usage
             self._counts["prompt"] += usage.prompt_tokens
+            self._counts["cached"] += usage.cached_tokens
             self._counts["worker"] += sum(usage.worker_tokens.values())
             self._counts["answer"] += usage.answer_tokens
             self._counts["forced"] += usage.forced_tokens

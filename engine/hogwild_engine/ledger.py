@@ -67,6 +67,16 @@ class Ledger:
             block.append(tokens)
             self._owed.append(Owed(block, start, len(tokens), writer, samples, splits))
 
+    def recall(self, block: Block, start: int, stop: int) -> None:
+        """Log the tokens ``start … stop - 1`` of ``block``, shared text that is encoded already,
+        and owe them no more.
+        """
+        tokens = tuple(block.tokens[start:stop])
+        self.log.append(Encoded(self.num_passes, None, tokens))
+        for owed in self._owed:
+            if owed.block is block and owed.start == start:
+                owed.start, owed.count = stop, owed.count - len(tokens)
+
     def forget(self, block: Block) -> None:
         """Drop what is owed for ``block``; call before it is truncated."""
         self._owed = [owed for owed in self._owed if owed.block is not block]
@@ -79,6 +89,11 @@ class Ledger:
     @property
     def num_tokens(self) -> int:
         return sum(owed.count for owed in self._owed)
+
+    def encoded_len(self, block: Block) -> int:
+        """Tokens of ``block`` that are owed no more."""
+        starts = [owed.start for owed in self._owed if owed.block is block]
+        return min(starts, default=len(block))
 
     @property
     def is_prefill(self) -> bool:

@@ -9,6 +9,9 @@ from collections import deque
 from hogwild_engine.cache import KVCache
 from hogwild_engine.session import Session, Turn
 
+SHARE = 8
+"""Beside sessions that decode, prompts get one in so many of a pass's tokens."""
+
 
 class Scheduler:
     """Sessions that wait for pages, and sessions that run.
@@ -53,16 +56,42 @@ class Scheduler:
         return admitted
 
     def pick(self) -> list[tuple[Session, Turn]]:
-        """The next pass: all sessions that decode, and as much prefill as still fits, oldest
-        session first.
+        """The next pass: all sessions that decode, and beside them a bounded share of prompts, so
+        that the time between two tokens stays bounded too.
         """
         decoding = [session for session in self.running if not session.is_prefill]
-        turns = [(session, session.take(session.num_owed)) for session in decoding]
-        room = self._max_pass_tokens - sum(f.count for _, turn in turns for f in turn.feeds)
-        room = max(room, self._max_pass_tokens // 4, 1)
-        for session in self.running:
-            if session.is_prefill and room > 0:
-                turn = session.take(room)
-                room -= sum(feed.count for feed in turn.feeds)
-                turns.append((session, turn))
+        limits = {session: session.num_owed for session in decoding}
+        limits |= self._share(self._max_pass_tokens // (SHARE if decoding else 1) or 1)
+        turns = [(session, session.take(limit)) for session, limit in limits.items()]
         return [(session, turn) for session, turn in turns if turn.feeds]
+
+    def _share(self, room: int) -> dict[Session, int]:
+        """Prompt tokens of each session in the next pass: half of the room for the oldest session,
+        whose turn therefore comes, the rest for those that have the least to do.
+        """
+        prompts = self._prompts()
+        limits = {session: min(session.num_owed, -(-room // 2)) for session in prompts[:1]}
+        room -= sum(limits.values())
+        for session in sorted(prompts, key=lambda session: session.num_owed):
+            given = limits.get(session, 0)
+            more = min(session.num_owed - given, room)
+            if more > 0:
+                limits[session] = given + more
+                room -= more
+        return limits
+
+    def _prompts(self) -> list[Session]:
+        """Sessions in prefill, oldest first. Of those that would encode the same page only the
+        first: the others find it afterwards.
+        """
+        prompts: list[Session] = []
+        begun: set[bytes] = set()
+        for session in self.running:
+            if session.is_prefill:
+                session.reuse_prefix()
+                key = session.next_key
+                if key is None or key not in begun:
+                    prompts.append(session)
+                if key is not None:
+                    begun.add(key)
+        return prompts

@@ -19,6 +19,7 @@ from hogwild_engine.events import Event, FinishReason, Usage
 from hogwild_engine.ledger import Ledger
 from hogwild_engine.parallel import ParallelPhase
 from hogwild_engine.plan import Feed, view_len
+from hogwild_engine.prefix import Prefix
 from hogwild_engine.prompt import make_prompt
 from hogwild_engine.request import Request
 from hogwild_engine.sampling import Draw, Drawn, Sampling
@@ -77,6 +78,7 @@ class Session:
         self._chat = chat
         self._sampling = sampling
         self._prompt = make_prompt(request, chat)
+        self._prefix = Prefix(self._prompt.tokens, room.page_size)
         self._finisher: list[int] = []
         self._finisher_text = ""
         if self._prompt.protocol is not None and request.answer == "write":
@@ -142,11 +144,12 @@ class Session:
         self.started_at = time.perf_counter()
         self._cache = cache
         common = self._common = Block(cache)
+        self.reuse_prefix()
         protocol = self._prompt.protocol
         if protocol is None:
             self._start_answer(0, common, self._prompt.tokens, splits=True)
             return
-        self._ledger.owe(common, self._prompt.tokens, splits=True)
+        self._ledger.owe(common, self._prompt.tokens[len(common) :], splits=True)
         self._parallel = ParallelPhase(
             self.request, protocol, self._chat, cache, self._ledger, self._events.append, common
         )
@@ -155,6 +158,21 @@ class Session:
         if not self._fits_another_step():
             self._cut_short = True
             self._end_parallel()
+
+    @property
+    def next_key(self) -> bytes | None:
+        """Key of the page of its prompt that the next pass would encode."""
+        assert self._common is not None
+        return self._prefix.next_key(self._ledger.encoded_len(self._common))
+
+    def reuse_prefix(self) -> None:
+        """Skip what comes next of the prompt where pages hold it already."""
+        assert self._cache is not None
+        assert self._common is not None
+        encoded = self._ledger.encoded_len(self._common)
+        reached = self._prefix.reuse(self._cache.pool, self._common, encoded)
+        if reached > encoded:
+            self._ledger.recall(self._common, encoded, reached)
 
     def take(self, limit: int) -> Turn:
         """This session's part of the next pass, ``limit`` tokens of it where it can be split."""
@@ -175,6 +193,7 @@ class Session:
 
     def advance(self, drawn: Sequence[Drawn]) -> list[Event]:
         """Take in what the pass drew, one token a draw of `take`; returns what happened."""
+        self._keep_prefix()
         if self._answer is not None:
             for token in drawn:
                 following = self._answer.advance(token)
@@ -210,6 +229,7 @@ class Session:
         seconds = time.perf_counter() - self.started_at if self.started_at is not None else 0.0
         return Usage(
             prompt_tokens=len(self._prompt.tokens),
+            cached_tokens=self._prefix.num_reused,
             worker_tokens=drawn,
             answer_tokens=answer.writer.num_drawn if answer else 0,
             forced_tokens=(parallel.num_forced + len(self._finisher)) if parallel else 0,
@@ -219,6 +239,12 @@ class Session:
             stored_tokens=self._stored,
             private_tokens=self._private,
         )
+
+    def _keep_prefix(self) -> None:
+        assert self._cache is not None
+        assert self._common is not None
+        encoded = self._ledger.encoded_len(self._common)
+        self._prefix.keep(self._cache.pool, self._common, encoded)
 
     def _banned(self, writer: Writer) -> Collection[int]:
         banned: Collection[int] = ()
@@ -269,7 +295,8 @@ class Session:
     ) -> None:
         writer = Writer(number, "", block, seen=set(self._prompt.tokens))
         protocol = self._prompt.protocol
-        bounds = [self.request.max_tokens, self._answer_room(len(tokens))]
+        missing = tokens[len(block) :]
+        bounds = [self.request.max_tokens, self._answer_room(len(missing))]
         forced = ""
         if protocol is not None:
             if protocol.answer_tokens is not None:
@@ -286,12 +313,15 @@ class Session:
             max(1, min(bounds)),
             self._events.append,
         )
-        self._ledger.owe(writer.block, tokens, writer, samples=True, splits=splits)
+        self._ledger.owe(writer.block, missing, writer, samples=True, splits=splits)
 
     def _finish(self, text: str, reason: FinishReason) -> None:
         history = tuple(self._parallel.history) if self._parallel else ()
         if self._parallel is None and self._common is not None:
             self._stored = self._private = len(self._common)
+            # One writer's answer goes on where its prompt ends: a later turn may start with both.
+            self._prefix.extend(self._common.tokens)
+            self._keep_prefix()
         if self._cut_short:
             reason = "length"
         seed = self._sampling.seed
