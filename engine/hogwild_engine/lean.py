@@ -71,6 +71,7 @@ class LeanForward:
         self._head: Any = model.get_output_embeddings()
         self._turn_scale = float(getattr(model.model.rotary_emb, "attention_scaling", 1.0))
         self._layers = [_plain_layer(module) for module in self._modules]
+        self._space = _Space(0, self._embedding.dtype)
 
     @staticmethod
     def fits(model: Any, shapes: list[LayerShape]) -> bool:
@@ -117,7 +118,10 @@ class LeanForward:
         x = nn.functional.embedding(torch.tensor(tokens), self._embedding)
         turns = {r: self._turn(r, positions) for r in {shape.rotation for shape in self._shapes}}
         slots = tensors.slots[self._shapes[0].device]
-        h, y, space = torch.empty_like(x), None, _Space(len(tokens), x.dtype)
+        if len(tokens) != self._space.num_rows:
+            self._space = _Space(len(tokens), x.dtype)
+        space = self._space
+        h, y = space.get("h", x.shape[1]), None
         for index, (layer, shape) in enumerate(zip(self._layers, self._shapes, strict=True)):
             keys, values = tensors.cache.layers[index]
             native.add_norm(x, y, layer.before_attention.weight, layer.before_attention.eps, h)
@@ -148,10 +152,11 @@ class LeanForward:
 
 
 class _Space:
-    """Memory that the layers of a pass use one after another."""
+    """Memory that layers use one after another, and passes of as many rows."""
 
     def __init__(self, num_rows: int, dtype: torch.dtype) -> None:
-        self._num_rows, self._dtype = num_rows, dtype
+        self.num_rows = num_rows
+        self._dtype = dtype
         self._kept: dict[tuple[str, int], torch.Tensor] = {}
 
     def get(self, name: str, width: int) -> torch.Tensor:
@@ -163,7 +168,7 @@ class _Space:
     def _make(self, name: str, width: int, dtype: torch.dtype) -> torch.Tensor:
         kept = self._kept.get((name, width))
         if kept is None:
-            kept = self._kept[name, width] = torch.empty((self._num_rows, width), dtype=dtype)
+            kept = self._kept[name, width] = torch.empty((self.num_rows, width), dtype=dtype)
         return kept
 
 
