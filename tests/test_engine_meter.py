@@ -59,7 +59,8 @@ def test_a_decoding_pass_counts_once_and_encodes_a_token_of_each_worker(engine: 
     after = engine.stats()
     assert after.steps - before.steps == usage.passes
     # The last drawn token of each worker is not encoded any more.
-    encoded = usage.prompt_tokens + usage.forced_tokens + usage.output_tokens - 3
+    fresh = usage.prompt_tokens - usage.cached_tokens
+    encoded = fresh + usage.forced_tokens + usage.output_tokens - 3
     assert after.encoded_tokens - before.encoded_tokens == encoded
 
 
