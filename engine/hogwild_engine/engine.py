@@ -23,6 +23,8 @@ from hogwild_engine.config import MAX_SEED, EngineConfig, SamplingParams
 from hogwild_engine.errors import (
     EngineClosedError,
     HogwildError,
+    NoChatTemplateError,
+    RequestError,
     SessionCancelledError,
     SessionFailedError,
 )
@@ -105,18 +107,17 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         hook.register()
         device = next(loaded.model.parameters()).device
-        ids = self._encode(loaded.model, CHECK_TEXT)
-        calibration = self._encode(loaded.model, CALIBRATION_TEXT)
-        checked = checked_model(loaded.model, ids, calibration, config)
+        generation = loaded.model.generation_config
+        ends = weights.end_tokens(generation, loaded.tokenizer)
+        self.chat = ChatFormat(loaded.tokenizer, config.model, ends)
+        ids = self._check_ids(loaded.model)
+        checked = checked_model(loaded.model, ids, self._calibration(), config)
         self.context_len, self.check_error = checked.context_len, checked.error
         num_pages = self._pages(checked.shapes, device)
         self._cache = KVCache(
             checked.shapes, num_pages, config.page_size, keeps_pages=config.prefix_cache
         )
         self._runner = Runner(checked.forward, self._cache, checked.windows)
-        generation = loaded.model.generation_config
-        ends = weights.end_tokens(generation, loaded.tokenizer)
-        self.chat = ChatFormat(loaded.tokenizer, config.model, ends)
         self.default_sampling = weights.default_sampling(generation)
         self._scheduler = Scheduler(self._cache, config.max_pass_tokens)
         self._handles: dict[Session, Handle] = {}
@@ -141,12 +142,19 @@ class Engine:
         useful = MAX_CONTEXTS * -(-self.context_len // self.config.page_size)
         return max(1, min(affordable, useful))
 
-    def _encode(self, model: Any, text: str) -> list[int]:
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
+    def _check_ids(self, model: Any) -> list[int]:
+        ids = self.chat.encode(CHECK_TEXT)
         vocabulary = model.config.get_text_config().vocab_size
         if len(ids) < sum(selfcheck.BLOCK_LENGTHS):
             ids = ids * sum(selfcheck.BLOCK_LENGTHS)
         return [index % vocabulary for index in ids]
+
+    def _calibration(self) -> list[int]:
+        """The calibration text as the model will meet text: a conversation, where it knows such."""
+        try:
+            return self.chat.render([{"role": "user", "content": CALIBRATION_TEXT}])
+        except (NoChatTemplateError, RequestError):
+            return self.chat.encode(CALIBRATION_TEXT)
 
     @property
     def closed(self) -> bool:

@@ -195,7 +195,7 @@ def matrix(
     if quantization == "int8":
         wanted.insert(0, (partial(Int8Linear, reach=reach), _INT8_BOUND))
     probe = torch.sin(torch.arange(2 * weight.shape[1])).view(2, -1).to(weight.dtype)
-    probe = probe if reach is None else probe * reach
+    probe = probe if reach is None else (probe * reach).to(weight.dtype)
     exact = plain(probe).float()
     for make, bound in wanted:
         try:
