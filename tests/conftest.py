@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from tiny import tiny_model
 
 from hogwild_agents import ChatHogwild
@@ -25,6 +27,12 @@ EMBEDDED = {"model": "smollm2-135m", "dtype": "float32", "num_pages": 192}
 # Workers start at once, and text shows when it is written: nothing waits to see whether it repeats,
 # which a model this small does a lot.
 OPEN = replace(INSTRUCT, name="open", stagger=0, max_repeats=None)
+
+
+def pytest_configure() -> None:
+    """Run Triton kernels in the interpreter where there is no GPU; Triton is not imported yet."""
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -38,12 +38,18 @@ class Rig:
     """
 
     def __init__(
-        self, model: Any, *, num_pages: int = 96, page_size: int = 8, lean: bool = False
+        self,
+        model: Any,
+        *,
+        num_pages: int = 96,
+        page_size: int = 8,
+        impl: str = "auto",
+        lean: bool = False,
     ) -> None:
         hook.register()
         self.model = model
         shapes, self.windows = selfcheck.layer_shapes(model, torch.device("cpu"))
-        self.cache = KVCache(shapes, num_pages, page_size)
+        self.cache = KVCache(shapes, num_pages, page_size, impl)
         for group in self.cache.groups:
             group.keys.fill_(torch.nan)
             group.values.fill_(torch.nan)

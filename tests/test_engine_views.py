@@ -104,6 +104,7 @@ def play(
     *,
     sync_interval: int | None = 1,
     num_steps: int = 14,
+    prefill: Sequence[int] = (1, 7, 13),
     tolerance: float = 2e-5,
     every: int = 1,
 ) -> Script:
@@ -136,8 +137,8 @@ def play(
             calls.clear()
 
         while script.session.finished is None:
-            prefill = script.session.is_prefill
-            script.step(limits.choice((1, 7, 13)) if prefill else 10_000, check)
+            limit = limits.choice(prefill) if script.session.is_prefill else 10_000
+            script.step(limit, check)
     if script.parallel is not None:
         moved = len(script.parallel._parts.common) > script.session.usage().prompt_tokens
         assert moved == (layout in ("combined", "interleaved") and sync_interval is not None)

@@ -47,6 +47,7 @@ class KVCache:
         shapes: one entry a layer, in order.
         num_pages: pages in all.
         page_size: tokens a page holds.
+        impl: which kernels read and write it, as `hogwild_kernels` names them.
         keeps_pages: as in `PagePool`.
     """
 
@@ -55,9 +56,11 @@ class KVCache:
         shapes: Sequence[LayerShape],
         num_pages: int,
         page_size: int,
+        impl: str = "auto",
         *,
         keeps_pages: bool = False,
     ) -> None:
+        self.impl = impl
         self.pool = PagePool(num_pages, page_size, keeps_pages=keeps_pages)
         self.shapes = tuple(shapes)
         members: dict[LayerShape, list[int]] = {}
@@ -89,7 +92,7 @@ class KVCache:
                 torch.tensor(slots, dtype=torch.int64, device=shape.device)
                 for slots in (source, target)
             )
-            move_kv(keys, values, from_slots, to_slots, cos, sin)
+            move_kv(keys, values, from_slots, to_slots, cos, sin, impl=self.impl)
 
 
 def _storage(

@@ -54,10 +54,13 @@ def check(
     shapes, windows = selfcheck.layer_shapes(model, device)
     context_len = weights.context_len(model, windows)
     selfcheck.check_positions(model, ids, context_len)
-    cache = KVCache(shapes, selfcheck.num_pages(config.page_size), config.page_size)
+    num_pages = selfcheck.num_pages(config.page_size)
+    cache = KVCache(shapes, num_pages, config.page_size, config.attention)
     hooked = Runner(HookedForward(model), cache, windows)
     error = selfcheck.check_logits(model, hooked, ids)
-    lean = _lean(model, hooked, windows, ids)
+    # The lean forward holds compiled attention of its own.
+    takes_lean = config.attention in ("auto", "native")
+    lean = _lean(model, hooked, windows, ids) if takes_lean else None
     reaches: linear.Reaches = {}
     if config.quantization == "int8":
         with linear.measured(model) as reaches:

@@ -12,6 +12,7 @@ from hogwild_engine.errors import require
 
 EMBEDDED_MODEL = "smollm2-135m"
 QUANTIZATIONS = ("none", "int8")
+ATTENTIONS = ("auto", "reference", "cpu", "native", "triton")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_SEED = 2**63 - 1
 
@@ -28,6 +29,9 @@ class EngineConfig:
         quantization: "int8" multiplies by 8-bit weights and activations on the CPU: up to twice as
             fast as bfloat16, and less exact. "none" keeps the dtype's numbers.
         device: "auto" (CUDA where there is one, else the CPU), or a torch device string.
+        attention: which kernels attend over the cache. "auto" takes the fastest that can run:
+            Triton on CUDA, C on the CPU. Otherwise "triton", "native" (C), "cpu" (torch's
+            operators) or "reference" (plain PyTorch on any device, slow).
         num_pages: pages in the cache pool. ``None``: as many as ``memory_fraction`` allows.
         memory_fraction: share of the device's free memory for the pool where ``num_pages`` is not
             given.
@@ -48,6 +52,7 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8"] = "none"
     device: str = "auto"
+    attention: Literal["auto", "reference", "cpu", "native", "triton"] = "auto"
     num_pages: int | None = None
     memory_fraction: float = 0.2
     page_size: int = 32
@@ -66,6 +71,7 @@ class EngineConfig:
         require(self.dtype in DTYPES, "dtype", f"one of {DTYPES}", self.dtype)
         wanted = f"one of {QUANTIZATIONS}"
         require(self.quantization in QUANTIZATIONS, "quantization", wanted, self.quantization)
+        require(self.attention in ATTENTIONS, "attention", f"one of {ATTENTIONS}", self.attention)
         _require_count("page_size", self.page_size)
         _require_count("max_pass_tokens", self.max_pass_tokens)
         for name in ("num_pages", "num_threads"):

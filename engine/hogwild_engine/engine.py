@@ -113,9 +113,10 @@ class Engine:
         ids = self._check_ids(loaded.model)
         checked = checked_model(loaded.model, ids, self._calibration(), config)
         self.context_len, self.check_error = checked.context_len, checked.error
-        num_pages = self._pages(checked.shapes, device)
+        num_pages, impl = self._pages(checked.shapes, device), config.attention
+        keeps_pages = config.prefix_cache
         self._cache = KVCache(
-            checked.shapes, num_pages, config.page_size, keeps_pages=config.prefix_cache
+            checked.shapes, num_pages, config.page_size, impl, keeps_pages=keeps_pages
         )
         self._runner = Runner(checked.forward, self._cache, checked.windows)
         self.default_sampling = weights.default_sampling(generation)

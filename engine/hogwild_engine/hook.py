@@ -81,8 +81,9 @@ def attention(
     layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     order = hogwild.cache.shapes[layer].rotation.permutation
     k_pages, v_pages = hogwild.cache.layers[layer]
+    impl = hogwild.cache.impl
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    write_kv(permute(k, order), v, k_pages, v_pages, hogwild.slots[k.device])
+    write_kv(permute(k, order), v, k_pages, v_pages, hogwild.slots[k.device], impl=impl)
     out, _lse = block_attention(
         permute(q, order),
         k_pages,
@@ -91,6 +92,7 @@ def attention(
         scale=scaling,
         softcap=softcap,
         sinks=s_aux,
+        impl=impl,
     )
     return out[None], None
 

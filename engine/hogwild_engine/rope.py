@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -62,7 +62,13 @@ class Rotation:
 
 def permute(x: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
     """Reorder the last dim of ``x``."""
-    return x if order is None else x[..., list(order)]
+    return x if order is None else x.index_select(-1, _index(order, x.device))
+
+
+@lru_cache
+def _index(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    # Kept, because bringing it to the device would wait for the device.
+    return torch.tensor(order, device=device)
 
 
 def candidates(model: torch.nn.Module, head_dim: int) -> list[Rotation]:

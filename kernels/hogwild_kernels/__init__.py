@@ -3,8 +3,10 @@ workers.
 """
 
 from hogwild_kernels.api import (
+    IMPLEMENTATIONS,
     BlockTable,
     KernelArgumentError,
+    KVScales,
     block_attention,
     merge_states,
     move_kv,
@@ -12,7 +14,9 @@ from hogwild_kernels.api import (
 )
 
 __all__ = [
+    "IMPLEMENTATIONS",
     "BlockTable",
+    "KVScales",
     "KernelArgumentError",
     "block_attention",
     "merge_states",

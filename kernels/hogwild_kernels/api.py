@@ -10,15 +10,20 @@ Logarithms are natural, ``lse`` is float32. A row that sees nothing has output 0
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+from importlib import import_module
 from types import ModuleType
 
 import torch
 
-from hogwild_kernels import cpu, native, reference
-from hogwild_kernels.table import BlockTable
+from hogwild_kernels import native
+from hogwild_kernels.table import BlockTable, KVScales
 
 __all__ = [
+    "IMPLEMENTATIONS",
     "BlockTable",
+    "KVScales",
     "KernelArgumentError",
     "block_attention",
     "merge_states",
@@ -26,11 +31,21 @@ __all__ = [
     "write_kv",
 ]
 
-_IMPLEMENTATIONS: dict[str, ModuleType] = {
-    "reference": reference,
-    "cpu": cpu,
-    "native": native,
+IMPLEMENTATIONS = ("auto", "reference", "cpu", "native", "triton")
+"""What ``impl`` may be. "auto" is "triton" on CUDA where it is installed, "native" or else "cpu"
+on the CPU, "reference" for all other devices and for an fp8 cache on the CPU.
+"""
+
+_MODULES = {
+    "reference": "hogwild_kernels.reference",
+    "cpu": "hogwild_kernels.cpu",
+    "native": "hogwild_kernels.native",
+    "triton": "hogwild_kernels.triton_attention",
 }
+_FP8 = torch.float8_e4m3fn
+_FP8_CAPABILITY = (8, 9)
+
+_log = logging.getLogger(__name__)
 
 
 class KernelArgumentError(ValueError):
@@ -46,6 +61,7 @@ def block_attention(
     scale: float,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    scales: KVScales | None = None,
     impl: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention of each row over the union of the keys that it sees in all blocks.
@@ -58,7 +74,8 @@ def block_attention(
         scale: factor on the scores before softcap and softmax.
         softcap: scores become ``softcap * tanh(score / softcap)`` where given.
         sinks: a logit per head that joins the softmax's denominator and has no value. ``[H]``.
-        impl: "auto", "native", "cpu" or "reference".
+        scales: factors of keys and values in pages of dtype float8_e4m3fn.
+        impl: one of `IMPLEMENTATIONS`.
 
     Returns:
         The output ``[T, H, D]`` in q's dtype, and the log-sum-exp of the visible scores (sinks
@@ -79,13 +96,15 @@ def block_attention(
         _check(sinks.shape == (num_heads,), "sinks", f"[{num_heads}]", tuple(sinks.shape))
     if softcap is not None:
         _check(softcap > 0, "softcap", "a positive number", softcap)
-    if impl in ("auto", "native") and q.device.type == "cpu":
+    _check_scales(scales, k_pages)
+    if impl in ("auto", "native") and q.device.type == "cpu" and scales is None:
         refusal = native.refusal(q, k_pages, v_pages)
         _check(impl == "auto" or refusal is None, "impl", f"for 'native' {refusal}", impl)
         impl = "cpu" if refusal else "native"
-    chosen = _implementation(impl, q)
+    chosen = _implementation(impl, q, scales)
+    options = {} if scales is None else {"scales": scales}
     return chosen.block_attention(
-        q, k_pages, v_pages, table, scale=scale, softcap=softcap, sinks=sinks
+        q, k_pages, v_pages, table, scale=scale, softcap=softcap, sinks=sinks, **options
     )
 
 
@@ -96,6 +115,7 @@ def write_kv(
     v_pages: torch.Tensor,
     slots: torch.Tensor,
     *,
+    scales: KVScales | None = None,
     impl: str = "auto",
 ) -> None:
     """Write new keys and values to their slots, in place.
@@ -107,7 +127,8 @@ def write_kv(
         v_pages: ``[num_pages, page_size, KH, D]``.
         slots: ``page * page_size + offset`` of each row; a negative slot is not written. int64
             ``[T]``.
-        impl: "auto", "reference" or "cpu".
+        scales: written too; wanted where pages have dtype float8_e4m3fn.
+        impl: one of `IMPLEMENTATIONS`.
 
     Raises:
         KernelArgumentError: an argument does not fit, or ``impl`` cannot run on these tensors.
@@ -117,7 +138,9 @@ def write_kv(
     _check(k.shape == wanted, "k", f"shape {wanted}", tuple(k.shape))
     _check(v.shape == wanted, "v", f"shape {wanted}", tuple(v.shape))
     _check(slots.dtype == torch.int64, "slots", "dtype int64", slots.dtype)
-    _implementation(impl, k).write_kv(k, v, k_pages, v_pages, slots)
+    _check_scales(scales, k_pages)
+    chosen = _implementation(impl, k, scales)
+    chosen.write_kv(k, v, k_pages, v_pages, slots, scales=scales)
 
 
 def move_kv(
@@ -128,6 +151,7 @@ def move_kv(
     cos: torch.Tensor,
     sin: torch.Tensor,
     *,
+    scales: KVScales | None = None,
     impl: str = "auto",
 ) -> None:
     """Copy tokens from slot to slot in all layers at once, keys rotated on the way, values as they
@@ -140,7 +164,8 @@ def move_kv(
         target: slots to write; none of them is among ``source``. int64 ``[N]``.
         cos: cosines of the keys' rotation, float32 ``[N, D/2]``.
         sin: sines of the keys' rotation, float32 ``[N, D/2]``.
-        impl: "auto", "reference" or "cpu".
+        scales: read and written too; wanted where pages have dtype float8_e4m3fn.
+        impl: one of `IMPLEMENTATIONS`.
 
     Raises:
         KernelArgumentError: an argument does not fit, or ``impl`` cannot run on these tensors.
@@ -152,7 +177,9 @@ def move_kv(
     wanted = (source.shape[0], k_pages.shape[4] // 2)
     _check(cos.shape == wanted, "cos", f"shape {wanted}", tuple(cos.shape))
     _check(sin.shape == wanted, "sin", f"shape {wanted}", tuple(sin.shape))
-    _implementation(impl, k_pages).move_kv(k_pages, v_pages, source, target, cos, sin)
+    _check_scales(scales, k_pages)
+    chosen = _implementation(impl, k_pages, scales)
+    chosen.move_kv(k_pages, v_pages, source, target, cos, sin, scales=scales)
 
 
 def merge_states(
@@ -163,7 +190,7 @@ def merge_states(
     Args:
         outs: partial outputs, each normalised by its own softmax. ``[P, T, H, D]``.
         lses: their natural log-sum-exps, float32 ``[P, T, H]``.
-        impl: "auto", "reference" or "cpu".
+        impl: one of `IMPLEMENTATIONS`.
 
     Returns:
         Output ``[T, H, D]`` and ``lse`` ``[T, H]``.
@@ -178,14 +205,48 @@ def merge_states(
     return _implementation(impl, outs).merge_states(outs, lses)
 
 
-def _implementation(impl: str, tensor: torch.Tensor) -> ModuleType:
+def _implementation(impl: str, tensor: torch.Tensor, scales: KVScales | None = None) -> ModuleType:
+    _check(impl in IMPLEMENTATIONS, "impl", f"one of {IMPLEMENTATIONS}", impl)
+    device = tensor.device
     if impl == "auto":
-        impl = "cpu" if tensor.device.type == "cpu" else "reference"
-    _check(impl in _IMPLEMENTATIONS, "impl", f"auto or one of {sorted(_IMPLEMENTATIONS)}", impl)
+        impl = _automatic(device.type, scales is not None)
     if impl in ("cpu", "native"):
-        on_cpu = tensor.device.type == "cpu"
-        _check(on_cpu, "impl", f"tensors on the CPU for {impl!r}", tensor.device)
-    return _IMPLEMENTATIONS[impl]
+        _check(device.type == "cpu", "impl", f"tensors on the CPU for {impl!r}", device)
+        _check(scales is None, "impl", "'reference' or 'triton' for an fp8 cache", impl)
+    if impl == "triton":
+        _check_triton(device, scales is not None)
+    return import_module(_MODULES[impl])
+
+
+def _automatic(device_type: str, is_fp8: bool) -> str:
+    if device_type == "cuda":
+        return _automatic_on_cuda()
+    return "cpu" if device_type == "cpu" and not is_fp8 else "reference"
+
+
+@cache
+def _automatic_on_cuda() -> str:
+    try:
+        import_module("triton")
+    except ImportError:
+        _log.warning("attention runs in plain PyTorch, which is slow: Triton is not installed")
+        return "reference"
+    return "triton"
+
+
+def _check_triton(device: torch.device, is_fp8: bool) -> None:
+    try:
+        module = import_module(_MODULES["triton"])
+    except ImportError as error:
+        raise KernelArgumentError(
+            "impl: wanted Triton 3.6 or newer for 'triton' (pip install triton), got none"
+        ) from error
+    wanted = "CUDA tensors for 'triton', or TRITON_INTERPRET=1 in the environment"
+    runs = device.type == "cuda" or (device.type == "cpu" and module.INTERPRETED)
+    _check(runs, "impl", wanted, device)
+    if is_fp8 and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        _check(capability >= _FP8_CAPABILITY, "impl", "sm_89 or newer for fp8", capability)
 
 
 def _check_pages(k_pages: torch.Tensor, v_pages: torch.Tensor, dims: int) -> None:
@@ -199,6 +260,19 @@ def _check_pages(k_pages: torch.Tensor, v_pages: torch.Tensor, dims: int) -> Non
     )
     for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
         _check(pages.stride(-1) == 1, name, "a contiguous last dim", pages.stride())
+
+
+def _check_scales(scales: KVScales | None, pages: torch.Tensor) -> None:
+    wanted = f"scales for pages of dtype {_FP8}, and None for all others"
+    _check((pages.dtype == _FP8) == (scales is not None), "scales", wanted, pages.dtype)
+    if scales is None:
+        return
+    shape = tuple(pages.shape[:-1])
+    for name, factors in zip(scales._fields, scales, strict=True):
+        _check(factors.shape == shape, f"scales.{name}", f"shape {shape}", tuple(factors.shape))
+        _check(factors.dtype == torch.float32, f"scales.{name}", "dtype float32", factors.dtype)
+    strides = scales.keys.stride()
+    _check(scales.values.stride() == strides, "scales.values", f"strides {strides}", "others")
 
 
 def _check_table(table: BlockTable, dim: int) -> None:

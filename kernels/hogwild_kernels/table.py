@@ -1,11 +1,26 @@
-"""The table that says which query rows read which cached keys, and at which extra rotation."""
+"""The table that says which query rows read which cached keys, and at which extra rotation; the
+scales of a cache in fp8.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+
+class KVScales(NamedTuple):
+    """Factors that turn stored fp8 numbers into keys and values, one a (token, head).
+
+    Args:
+        keys: float32 ``[num_pages, page_size, KH]``, of all layers ``[L, num_pages, page_size,
+            KH]``.
+        values: the same, with the same strides.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +67,14 @@ class BlockTable:
 
     def row_of_pair(self) -> torch.Tensor:
         """The query row of each pair, int64 ``[N]``."""
-        repeats = self.num_rows.long()
         offset = (self.first_row - self.first_pair).long()
-        return torch.repeat_interleave(offset, repeats) + torch.arange(
-            self.num_pairs, device=self.lo.device
-        )
+        return self._of_pair(offset) + torch.arange(self.num_pairs, device=self.lo.device)
+
+    def entry_of_pair(self) -> torch.Tensor:
+        """The entry of each pair, int64 ``[N]``."""
+        return self._of_pair(torch.arange(self.pages.shape[0], device=self.lo.device))
+
+    def _of_pair(self, of_entry: torch.Tensor) -> torch.Tensor:
+        # With the size given, torch need not wait for the device to add up the repeats.
+        repeats = self.num_rows.long()
+        return torch.repeat_interleave(of_entry, repeats, output_size=self.num_pairs)

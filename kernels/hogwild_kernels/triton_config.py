@@ -1,0 +1,58 @@
+"""Which tile sizes a launch uses, decided from shapes alone. Imports no Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Tile sizes and launch options of the split kernel.
+
+    Args:
+        block_m: query rows of a tile, (row, query head of the group) packed; a power of two of at
+            least 16.
+        block_n: tokens of a tile; a power of two of at least 16.
+        num_warps: warps of a program.
+        num_stages: depth of the loads that run ahead.
+        programs_per_sm: programs that shall be resident on one multiprocessor.
+        min_tiles: fewest token tiles that are worth a program and its partial.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+    min_tiles: int
+
+
+def heads_per_tile(group: int, block_m: int) -> int:
+    """Query heads of one group that share a row tile; a group that does not fit is parted."""
+    return min(group, block_m)
+
+
+def choose(num_rows: int, group: int, dim: int, itemsize: int) -> Config:
+    """The configuration for a pass.
+
+    Args:
+        num_rows: T.
+        group: query heads a key/value head serves.
+        dim: D.
+        itemsize: bytes of the dtype that products are computed in.
+    """
+    packed = num_rows * group
+    block_m = next(size for size in (16, 32, 64, 128) if size >= packed or size == 128)
+    wide = dim * itemsize > 256
+    if wide:
+        block_m = min(block_m, 64)
+    block_n = 32 if wide else 64
+    return Config(
+        block_m,
+        block_n,
+        num_warps=4 if block_m <= 32 and not wide else 8,
+        # The page table makes loads depend on loads: five stages are two buffers, four are one.
+        num_stages=4 if wide and block_m == 64 else 5,
+        programs_per_sm=2 if block_m <= 32 else 1,
+        min_tiles=max(256, 8 * block_m) // block_n,
+    )

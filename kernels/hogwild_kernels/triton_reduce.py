@@ -1,0 +1,78 @@
+# pyright: reportGeneralTypeIssues=false
+"""The reduce kernel: merges the partials of a few query rows by their log-sum-exp."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["num_q_rows", "num_slots"])
+def reduce_kernel(
+    outs,  # [KH * PARTS, slots, BLOCK_M, D] float32
+    lses,  # [KH * PARTS, slots, BLOCK_M] float32
+    tile_starts,
+    share,
+    sinks,
+    out,  # [T, H, D]
+    lse,  # [T, H]
+    num_q_rows,
+    num_slots,
+    num_heads,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    ROWS: tl.constexpr = BLOCK_M // HEADS
+    CHUNKS: tl.constexpr = BLOCK_M // BLOCK_R
+    row_tile = tl.program_id(0) // CHUNKS
+    lane = tl.program_id(1)
+    packed = tl.program_id(0) % CHUNKS * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = row_tile * ROWS + packed // HEADS
+    in_group = lane % PARTS * HEADS + packed % HEADS
+    head = lane // PARTS * GROUP + in_group
+    exists = (packed < ROWS * HEADS) & (row < num_q_rows) & (in_group < GROUP)
+    size = tl.load(share)
+    start = tl.load(tile_starts + row_tile)
+    stop = tl.load(tile_starts + row_tile + 1)
+    first = start // size
+    last = tl.where(start < stop, (stop - 1) // size + 1, first)
+
+    dim = tl.arange(0, DIM_PADDED)
+    dim_fits = dim < DIM
+    acc = tl.full([BLOCK_R, DIM_PADDED], 0.0, tl.float32)
+    if HAS_SINKS:
+        top = tl.load(sinks + head, mask=exists, other=0.0).to(tl.float32)
+        norm = tl.full([BLOCK_R], 1.0, tl.float32)
+    else:
+        top = tl.full([BLOCK_R], float("-inf"), tl.float32)
+        norm = tl.full([BLOCK_R], 0.0, tl.float32)
+    for begin in tl.range(first, last, BLOCK_P):
+        program = begin + tl.arange(0, BLOCK_P)
+        mask = (program < last)[:, None] & exists[None, :]
+        place = (lane * num_slots + row_tile + program).to(tl.int64)[:, None] * BLOCK_M + packed
+        part_lse = tl.load(lses + place, mask=mask, other=float("-inf"))
+        new_top = tl.maximum(top, tl.max(part_lse, axis=0))
+        pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp(part_lse - pivot[None, :])
+        fade = tl.exp(top - pivot)
+        part = tl.load(
+            outs + place[:, :, None] * DIM + dim,
+            mask=mask[:, :, None] & dim_fits,
+            other=0.0,
+        )
+        acc = acc * fade[:, None] + tl.sum(part * weight[:, :, None], axis=0)
+        norm = norm * fade + tl.sum(weight, axis=0)
+        top = new_top
+    safe_norm = tl.where(norm > 0, norm, 1.0)
+    place = row.to(tl.int64) * num_heads + head
+    out_mask = exists[:, None] & dim_fits[None, :]
+    tl.store(out + place[:, None] * DIM + dim[None, :], acc / safe_norm[:, None], mask=out_mask)
+    log_sum = tl.where(norm > 0, top + tl.log(safe_norm), float("-inf"))
+    tl.store(lse + place, log_sum, mask=exists)
