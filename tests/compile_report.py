@@ -2,7 +2,7 @@
 
 Must run without TRITON_INTERPRET, so in a process of its own:
 
-    python tests/compile_report.py [sm_80 sm_89 sm_90] [--only TEXT]
+    python tests/compile_report.py [--shapes decode-16 prefill-128]
 
 prints JSON, one entry a kernel: registers a thread, spill instructions and bytes of shared memory.
 `kernel_budget.json` holds a bound for each.
@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -30,6 +31,10 @@ from hogwild_kernels import BlockTable, KVScales, triton_attention, triton_cache
 
 TARGETS = ("sm_80", "sm_89", "sm_90")
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+KERNELS = {
+    triton_attention: ("split_kernel", "reduce_kernel"),
+    triton_cache: ("write_kernel", "move_kernel"),
+}
 PAGE_SIZE = 32
 
 
@@ -58,6 +63,7 @@ SHAPES = {
     "prefill-128-d96": Shape(512, 1, 96),
     "decode-16-d256": Shape(4, 2, 256, softcap=50.0),
     "prefill-64-d256": Shape(512, 2, 256, softcap=50.0),
+    "prefill-32-d256-fp32": Shape(512, 2, 256, torch.float32),
     "decode-16-fp32": Shape(4, 4, 128, torch.float32),
     "prefill-64-fp32": Shape(512, 4, 128, torch.float32),
 }
@@ -143,37 +149,24 @@ def report(shape: Shape, sm: str) -> dict[str, dict[str, int]]:
     """What each kernel of a pass uses on one target."""
     found: dict[str, dict[str, int]] = {}
     target = GPUTarget("cuda", int(sm.removeprefix("sm_")), 32)
-    names = {
-        triton_attention: ("split_kernel", "reduce_kernel"),
-        triton_cache: ("write_kernel", "move_kernel"),
-    }
-    with mock.patch.dict("os.environ"):
-        patches = [
-            mock.patch.object(module, name, Recorder(getattr(module, name), target, found))
-            for module, kernels in names.items()
-            for name in kernels
-        ]
-        for patch in patches:
-            patch.start()
-        try:
-            launch(shape)
-        finally:
-            for patch in patches:
-                patch.stop()
+    with ExitStack() as stack:
+        for module, names in KERNELS.items():
+            for name in names:
+                recorder = Recorder(getattr(module, name), target, found)
+                stack.enter_context(mock.patch.object(module, name, recorder))
+        launch(shape)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("targets", nargs="*", default=TARGETS)
-    parser.add_argument("--only", default="", help="shapes whose name holds this text")
-    options = parser.parse_args()
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     found = {
         f"{sm} {name} {kernel}": usage
-        for sm in options.targets
-        for name, shape in SHAPES.items()
-        if options.only in name and not (shape.fp8 and sm == "sm_80")
-        for kernel, usage in report(shape, sm).items()
+        for sm in TARGETS
+        for name in parser.parse_args().shapes
+        if not (SHAPES[name].fp8 and sm == "sm_80")  # which has no such type
+        for kernel, usage in report(SHAPES[name], sm).items()
     }
     json.dump(found, sys.stdout, indent=1)
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +28,10 @@ EMBEDDED = {"model": "smollm2-135m", "dtype": "float32", "num_pages": 192}
 # Workers start at once, and text shows when it is written: nothing waits to see whether it repeats,
 # which a model this small does a lot.
 OPEN = replace(INSTRUCT, name="open", stagger=0, max_repeats=None)
+
+
+if find_spec("triton") is None:  # it exists for Linux alone
+    collect_ignore_glob = ["*_triton*"]
 
 
 def pytest_configure() -> None:

@@ -33,7 +33,7 @@ def heads_per_tile(group: int, block_m: int) -> int:
 
 
 def choose(num_rows: int, group: int, dim: int, itemsize: int) -> Config:
-    """The configuration for a pass.
+    """The configuration for a pass: none of them spills where another was found that does not.
 
     Args:
         num_rows: T.
@@ -41,18 +41,20 @@ def choose(num_rows: int, group: int, dim: int, itemsize: int) -> Config:
         dim: D.
         itemsize: bytes of the dtype that products are computed in.
     """
+    padded = 1 << (dim - 1).bit_length()
+    width = padded * itemsize
+    largest = 128 if width <= 256 else 64 if width <= 512 else 32
     packed = num_rows * group
-    block_m = next(size for size in (16, 32, 64, 128) if size >= packed or size == 128)
-    wide = dim * itemsize > 256
-    if wide:
-        block_m = min(block_m, 64)
-    block_n = 32 if wide else 64
+    block_m = next(size for size in (16, 32, 64, 128) if size >= min(packed, largest))
+    block_n = max(16, min(64, 16_384 // width) // (2 if itemsize > 2 else 1))
+    if block_m == 128 and dim < padded:
+        block_n = 32
     return Config(
         block_m,
         block_n,
-        num_warps=4 if block_m <= 32 and not wide else 8,
+        num_warps=4 if block_m <= 32 and padded <= 128 else 8,
         # The page table makes loads depend on loads: five stages are two buffers, four are one.
-        num_stages=4 if wide and block_m == 64 else 5,
+        num_stages=4 if width > 256 and block_m == 64 else 5,
         programs_per_sm=2 if block_m <= 32 else 1,
         min_tiles=max(256, 8 * block_m) // block_n,
     )
