@@ -16,6 +16,8 @@ import transformers
 from hogwild_engine import hook, selfcheck
 from hogwild_engine.block import Block
 from hogwild_engine.cache import KVCache
+from hogwild_engine.forward import HookedForward
+from hogwild_engine.graphs import CudaCapture, DecodeGraphs
 from hogwild_engine.plan import Feed, Plan
 from hogwild_engine.runner import Runner
 
@@ -72,7 +74,8 @@ class Bench:
         for group in self.cache.groups:
             group.keys.normal_()
             group.values.normal_()
-        self.runner = Runner(model, self.cache, windows)
+        captures = DecodeGraphs(torch.device(device), CudaCapture()) if graphs else None
+        self.runner = Runner(HookedForward(model), self.cache, windows, captures)
 
     def step_s(self, workers: int, context: int, rounds: int) -> float:
         """Seconds of one step: plan, pass, greedy tokens on the host."""

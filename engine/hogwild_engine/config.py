@@ -32,6 +32,8 @@ class EngineConfig:
         attention: which kernels attend over the cache. "auto" takes the fastest that can run:
             Triton on CUDA, C on the CPU. Otherwise "triton", "native" (C), "cpu" (torch's
             operators) or "reference" (plain PyTorch on any device, slow).
+        cuda_graphs: replay passes of few rows as CUDA graphs. Off, because it has not been measured
+            yet; wants a CUDA device that holds all layers.
         num_pages: pages in the cache pool. ``None``: as many as ``memory_fraction`` allows.
         memory_fraction: share of the device's free memory for the pool where ``num_pages`` is not
             given.
@@ -53,6 +55,7 @@ class EngineConfig:
     quantization: Literal["none", "int8"] = "none"
     device: str = "auto"
     attention: Literal["auto", "reference", "cpu", "native", "triton"] = "auto"
+    cuda_graphs: bool = False
     num_pages: int | None = None
     memory_fraction: float = 0.2
     page_size: int = 32

@@ -27,8 +27,10 @@ from hogwild_engine.errors import (
     RequestError,
     SessionCancelledError,
     SessionFailedError,
+    require,
 )
 from hogwild_engine.events import Event, Failed
+from hogwild_engine.graphs import CudaCapture, DecodeGraphs
 from hogwild_engine.handle import Handle
 from hogwild_engine.meter import Meter
 from hogwild_engine.plan import Plan
@@ -118,7 +120,8 @@ class Engine:
         self._cache = KVCache(
             checked.shapes, num_pages, config.page_size, impl, keeps_pages=keeps_pages
         )
-        self._runner = Runner(checked.forward, self._cache, checked.windows)
+        graphs = self._graphs(checked.shapes) if config.cuda_graphs else None
+        self._runner = Runner(checked.forward, self._cache, checked.windows, graphs)
         self.default_sampling = weights.default_sampling(generation)
         self._scheduler = Scheduler(self._cache, config.max_pass_tokens)
         self._handles: dict[Session, Handle] = {}
@@ -130,6 +133,12 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="hogwild-engine", daemon=True)
         self._thread.start()
         atexit.register(_close_if_alive, weakref.ref(self))
+
+    def _graphs(self, shapes: Sequence[LayerShape]) -> DecodeGraphs:
+        devices = {str(shape.device) for shape in shapes}
+        fits = len(devices) == 1 and shapes[0].device.type == "cuda"
+        require(fits, "cuda_graphs", "a CUDA device that holds all layers", sorted(devices))
+        return DecodeGraphs(shapes[0].device, CudaCapture())
 
     def _pages(self, shapes: Sequence[LayerShape], device: torch.device) -> int:
         if self.config.num_pages is not None:

@@ -13,18 +13,22 @@ class Forward(Protocol):
     """The layers of a model over the shared cache."""
 
     def __call__(
-        self, tokens: list[int], positions: list[int], tensors: PassTensors, keep: list[int]
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        tensors: PassTensors,
+        keep: torch.Tensor,
     ) -> torch.Tensor:
         """Write all rows' keys and values and give the logits of the kept ones.
 
         Args:
-            tokens: token id of each row.
-            positions: block-local position of each row.
+            tokens: token id of each row, int64 ``[T]`` on the first layer's device.
+            positions: block-local position of each row, int64 ``[T]``.
             tensors: where rows are written and what they read.
-            keep: rows whose logits are wanted.
+            keep: rows whose logits are wanted, int64 ``[R]``.
 
         Returns:
-            ``[len(keep), V]``.
+            ``[R, V]``.
         """
         ...
 
@@ -38,13 +42,16 @@ class HookedForward:
 
     @torch.inference_mode()
     def __call__(
-        self, tokens: list[int], positions: list[int], tensors: PassTensors, keep: list[int]
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        tensors: PassTensors,
+        keep: torch.Tensor,
     ) -> torch.Tensor:
-        device = tensors.cache.shapes[0].device
         return self._model(
-            input_ids=torch.tensor([tokens], device=device),
-            position_ids=torch.tensor([positions], device=device),
-            logits_to_keep=torch.tensor(keep, device=device),
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            logits_to_keep=keep,
             use_cache=False,
             hogwild=tensors,
         ).logits[0]

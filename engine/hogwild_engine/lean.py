@@ -112,10 +112,14 @@ class LeanForward:
 
     @torch.inference_mode()
     def __call__(
-        self, tokens: list[int], positions: list[int], tensors: PassTensors, keep: list[int]
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        tensors: PassTensors,
+        keep: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits ``[len(keep), V]`` of the kept rows; see `hogwild_engine.forward.Forward`."""
-        x = nn.functional.embedding(torch.tensor(tokens), self._embedding)
+        """Logits ``[R, V]`` of the kept rows; see `hogwild_engine.forward.Forward`."""
+        x = nn.functional.embedding(tokens, self._embedding)
         turns = {r: self._turn(r, positions) for r in {shape.rotation for shape in self._shapes}}
         slots = tensors.slots[self._shapes[0].device]
         if len(tokens) != self._space.num_rows:
@@ -142,9 +146,11 @@ class LeanForward:
             native.silu_mul(gate_up, active)
             y = layer.down(active)
         native.add_norm(x, y, self._norm.weight, self._norm.eps, h)
-        return self._head(h[torch.tensor(keep)])
+        return self._head(h[keep])
 
-    def _turn(self, rotation: Rotation, positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _turn(
+        self, rotation: Rotation, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = rotation.table(positions)
         if not rotation.inv_freq:
             return cos, sin

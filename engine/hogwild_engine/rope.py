@@ -49,15 +49,20 @@ class Rotation:
         return None if order == tuple(range(self.head_dim)) else order
 
     def table(
-        self, deltas: Sequence[int], device: torch.device | str = "cpu"
+        self, deltas: Sequence[int] | torch.Tensor, device: torch.device | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of a turn by each delta, float32 ``[N, D/2]``, for dims in permuted order."""
-        angle = torch.zeros((len(deltas), self.head_dim // 2), dtype=torch.float64)
-        if self.inv_freq:
-            position = torch.tensor(deltas, dtype=torch.float64)[:, None] * self.sign
-            inv_freq = torch.tensor(self.inv_freq, dtype=torch.float64)
-            angle[:, : len(self.inv_freq)] = position * inv_freq
-        return angle.cos().float().to(device), angle.sin().float().to(device)
+        turns = torch.as_tensor(deltas, device=device)
+        angle = turns.double()[:, None] * _frequencies(self, turns.device)
+        return angle.cos().float(), angle.sin().float()
+
+
+@lru_cache
+def _frequencies(rotation: Rotation, device: torch.device) -> torch.Tensor:
+    # Kept, as below: what is brought to the device anew each pass would wait for the device.
+    padded = torch.zeros(rotation.head_dim // 2, dtype=torch.float64)
+    padded[: len(rotation.inv_freq)] = torch.tensor(rotation.inv_freq, dtype=torch.float64)
+    return (padded * rotation.sign).to(device)
 
 
 def permute(x: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:

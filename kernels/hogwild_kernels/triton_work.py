@@ -49,7 +49,8 @@ def _segments(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     num_tiles, num_entries = -(-num_rows // tile_rows), table.pages.shape[0]
     size = num_tiles * num_entries
-    segment = table.row_of_pair() // tile_rows * num_entries + table.entry_of_pair()
+    row = table.row_of_pair().clamp(max=num_rows - 1)  # pairs that only pad point past the last
+    segment = row // tile_rows * num_entries + table.entry_of_pair()
     visible = table.lo < table.hi
     far = torch.iinfo(torch.int32).max
     low = torch.full((size,), far, dtype=torch.int32, device=table.lo.device)
