@@ -73,7 +73,7 @@ def _kernels(device: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _attention(device: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    from recipes.gpu_kernels import measure_attention, read_ceiling
+    from recipes.gpu_kernels import has_fp8, measure_attention, read_ceiling
 
     tiny = options.dry_run
     ceiling = read_ceiling(device, tiny=tiny)
@@ -81,7 +81,7 @@ def _attention(device: str, options: argparse.Namespace) -> list[dict[str, Any]]
     rows = []
     for workers in (1, 2) if tiny else WORKERS:
         for context in (40, 70) if tiny else CONTEXTS:
-            for fp8 in (False, True):
+            for fp8 in (False, True) if has_fp8(device) else (False,):
                 row = measure_attention(device, workers, context, fp8=fp8, tiny=tiny)
                 row["of_ceiling"] = row.pop("bytes_per_s") / ceiling
                 rows.append(row)

@@ -48,7 +48,7 @@ class Rig:
     ) -> None:
         hook.register()
         self.model = model
-        shapes, self.windows = selfcheck.layer_shapes(model, torch.device("cpu"))
+        shapes, self.windows = selfcheck.layer_shapes(model, next(model.parameters()).device)
         self.cache = KVCache(shapes, num_pages, page_size, impl)
         for group in self.cache.groups:
             group.keys.fill_(torch.nan)

@@ -18,7 +18,7 @@ from hogwild_engine import EngineConfig
 from hogwild_engine.block import Block
 from hogwild_engine.engine import Engine
 from hogwild_engine.errors import ConfigError
-from hogwild_engine.graphs import MAX_ROWS, DecodeGraphs, rounded_up
+from hogwild_engine.graphs import MAX_ROWS, CudaCapture, DecodeGraphs, rounded_up
 from hogwild_engine.packed import Sizes, pack, unpack
 from hogwild_engine.plan import Feed, Plan
 from hogwild_engine.runner import Runner
@@ -40,7 +40,7 @@ class Replays:
 
 
 def with_graphs(rig: Rig, capture: Any) -> Rig:
-    graphs = DecodeGraphs(torch.device("cpu"), capture)
+    graphs = DecodeGraphs(rig.cache.shapes[0].device, capture)
     rig.runner = Runner(rig.runner.forward, rig.cache, rig.windows, graphs)
     return rig
 
@@ -81,6 +81,21 @@ def test_replayed_passes_give_the_logits_of_passes_that_run_as_they_come() -> No
         )
         torch.testing.assert_close(replayed, plain, atol=2e-4, rtol=2e-4)
     assert capture.captures - prefill_captures == 2  # one a number of rows
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("family", ["llama", "qwen2", "glm4"])
+def test_cuda_graphs_give_the_logits_of_passes_that_run_as_they_come(family: str) -> None:
+    model = tiny_model(family).to("cuda")
+    rigs = [Rig(model), with_graphs(Rig(model), CudaCapture())]
+    blocks = [written(rig) for rig in rigs]
+    for step, writers in enumerate([(1, 2), (1, 2), (2,), (1, 2), (1,), (1, 2)]):
+        plain, replayed = (
+            decoded(rig, made, writers, 200 + 10 * step)
+            for rig, made in zip(rigs, blocks, strict=True)
+        )
+        torch.testing.assert_close(replayed, plain, atol=2e-4, rtol=2e-4)
 
 
 def test_a_plan_padded_to_a_size_keeps_its_parts_and_fills_with_what_does_nothing() -> None:
