@@ -79,8 +79,8 @@ def _attention(device: str, options: argparse.Namespace) -> list[dict[str, Any]]
     ceiling = read_ceiling(device, tiny=tiny)
     print(f"read ceiling {ceiling / 1e9:.0f} GB/s")
     rows = []
-    for workers in (1, 2) if tiny else WORKERS:
-        for context in (40, 70) if tiny else CONTEXTS:
+    for workers in (2,) if tiny else WORKERS:
+        for context in (40,) if tiny else CONTEXTS:
             for fp8 in (False, True) if has_fp8(device) else (False,):
                 row = measure_attention(device, workers, context, fp8=fp8, tiny=tiny)
                 row["of_ceiling"] = row.pop("bytes_per_s") / ceiling
