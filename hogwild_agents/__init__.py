@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from hogwild_agents.node import HogwildNode
     from hogwild_agents.worker import Worker
+    from hogwild_engine.grammar import Grammar
 
     __version__: str
 
@@ -38,6 +39,7 @@ __all__ = [
     "ConfigError",
     "ContentError",
     "EngineClosedError",
+    "Grammar",
     "HogwildError",
     "HogwildNode",
     "ModelError",
@@ -56,6 +58,7 @@ __all__ = [
 
 _HOMES = {
     "ChatHogwild": "hogwild_agents.chat_model",
+    "Grammar": "hogwild_engine.grammar",
     "HogwildNode": "hogwild_agents.node",
     "Worker": "hogwild_agents.worker",
 }

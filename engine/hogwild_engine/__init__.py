@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hogwild_engine.config import EngineConfig, SamplingParams
 from hogwild_engine.events import Paragraph, Usage
+from hogwild_engine.grammar import Grammar
 from hogwild_engine.protocol import Protocol
 from hogwild_engine.request import Request, Worker, make_workers
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Engine",
     "EngineConfig",
+    "Grammar",
     "Paragraph",
     "Protocol",
     "Request",

@@ -4,27 +4,59 @@ worker.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from hogwild_engine import events, paragraphs
 from hogwild_engine.block import Block
 from hogwild_engine.chat import THINK_CLOSE, ChatFormat
+from hogwild_engine.constraint import Constraint
 from hogwild_engine.draft import Draft
-from hogwild_engine.events import Event, FinishReason
+from hogwild_engine.events import Event, FinishReason, TokenProbability
 from hogwild_engine.protocol import Protocol
+from hogwild_engine.reading import Piece, Reader
+from hogwild_engine.request import Request
 from hogwild_engine.sampling import Drawn
 from hogwild_engine.writer import Writer
 
 MAX_REWINDS = 8
 
+_QUESTION_WITH_TOOLS = (
+    "Now answer my request, using all that was written above: call a tool where one is needed, "
+    "else write the complete final answer."
+)
 
-def finisher_text(protocol: Protocol, chat: ChatFormat) -> str:
-    """What is put before the final answer."""
-    if protocol.finisher != "close":
+
+def finisher_text(protocol: Protocol, chat: ChatFormat, request: Request) -> str:
+    """What is put before the final answer. A grammar binds all of an answer, so no protocol's own
+    words can start it then.
+    """
+    if protocol.finisher != "close" and not request.binds_answer:
         return protocol.finisher
     if chat.thinking:
         return f"{THINK_CLOSE}\n\n"
-    return chat.closing(protocol.finisher_question)
+    has_tools = bool(request.tools) and request.tool_choice != "none"
+    return chat.closing(_QUESTION_WITH_TOOLS if has_tools else protocol.finisher_question)
+
+
+@dataclass
+class Bounds:
+    """What an answer may be.
+
+    Args:
+        max_tokens: bound on the drawn tokens.
+        stop: strings that end it.
+        guards: a team's headers, as they start; ``None`` for one worker alone. Where one begins in
+            text, the answer is rewound and another token drawn, `MAX_REWINDS` times at most:
+            structure is not the answer's to write. A team's answer has no white space at its ends.
+        constraint: the grammar it is bound to, its thoughts left out.
+    """
+
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    guards: Sequence[str] | None = None
+    constraint: Constraint | None = None
 
 
 class AnswerPhase:
@@ -33,36 +65,34 @@ class AnswerPhase:
     Args:
         writer: number and block of who writes.
         chat: turns ids into text.
-        stop: strings that end the answer.
+        bounds: what it may write.
+        reader: tells thoughts, text and calls apart.
         forced: the start of its text, which a protocol's own finisher put there.
         base: length of the writer's block before the first drawn token.
-        guards: a team's headers, as they start; ``None`` for one worker alone. Where one begins,
-            the answer is rewound and another token drawn, `MAX_REWINDS` times at most: structure
-            is not the answer's to write. A team's answer has no white space at its ends.
-        max_tokens: bound on the drawn tokens.
         emit: takes events.
 
     Attributes:
         finish_reason: why it ended; ``None`` while it goes on.
+        num_thought: tokens drawn for thoughts.
     """
 
     def __init__(
         self,
         writer: Writer,
         chat: ChatFormat,
-        stop: tuple[str, ...],
+        bounds: Bounds,
+        reader: Reader,
         forced: str,
         base: int,
-        guards: Sequence[str] | None,
-        max_tokens: int,
         emit: Callable[[Event], None],
     ) -> None:
         self.writer = writer
+        self.reader = reader
         self.finish_reason: FinishReason | None = None
+        self.num_thought = 0
         self._chat = chat
-        self._stop = stop
-        self._guards = guards or ()
-        self._max_tokens = max_tokens
+        self._bounds = bounds
+        self._guards = bounds.guards or ()
         self._emit = emit
         self._draft = writer.draft = Draft(
             chat.decode,
@@ -70,41 +100,72 @@ class AnswerPhase:
             forced,
             base=base,
             start=0,
-            watched=[*stop, *self._guards],
-            strips=guards is not None,
+            watched=[*bounds.stop, *self._guards],
+            strips=bounds.guards is not None,
+            constraint=None if reader.thinking else bounds.constraint,
         )
         self._show(self._draft.show())
-
-    @property
-    def text(self) -> str:
-        return self._draft.shown
 
     @property
     def block(self) -> Block:
         return self.writer.block
 
+    @property
+    def logprobs(self) -> tuple[TokenProbability, ...]:
+        """The drawn tokens; a token that a grammar forced is certain."""
+        return tuple(
+            TokenProbability(self._chat.decode([token]), math.log(max(probability, 1e-45)))
+            for token, probability in self._draft.drawn
+        )
+
     def banned(self) -> Collection[int]:
         """Ids that must not come next."""
         return self._draft.banned()
 
-    def advance(self, drawn: Drawn) -> int | None:
-        """Take in a drawn token; returns the token to encode next, ``None`` at the end."""
+    def advance(self, drawn: Drawn) -> list[int]:
+        """Take in a drawn token; returns the tokens to encode next, none at the end."""
+        tokens = [self._take(drawn)]
+        draft, constraint = self._draft, self._bounds.constraint
+        if constraint is None or self.reader.thinking:
+            return tokens if self.finish_reason is None else []
+        if draft.constraint is None:  # the thoughts have just ended
+            tokens += self._force(self._chat.encode("\n\n"))
+            draft.constraint = constraint
+        if self.finish_reason is None:
+            tokens += self._force(constraint.forced())
+        return tokens if self.finish_reason is None else []
+
+    def _force(self, forced: Sequence[int]) -> list[int]:
+        """Take tokens that the model is not asked about, as far as there is room for them."""
+        taken = []
+        for token in forced:
+            if self.finish_reason is None:
+                taken.append(self._take(Drawn(token, 1.0)))
+        return taken
+
+    def _take(self, drawn: Drawn) -> int:
+        """Take in a token; returns the last one that stands then."""
         self.writer.num_drawn += 1
+        self.num_thought += self.reader.thinking
         if drawn.token in self._chat.ends:
             self._end("stop", None)
-            return None
+            return drawn.token
         self.writer.seen.add(drawn.token)
         fresh = self._draft.add(drawn)
-        stop, guard = self._found(self._stop, fresh), self._found(self._guards, fresh)
+        constraint = self._draft.constraint
+        stop = self._found(self._bounds.stop, fresh)
+        guard = None if self.reader.calls else self._found(self._guards, fresh)
         if stop is not None:
             self._end("stop", stop)
-        elif self.writer.num_drawn >= self._max_tokens:
+        elif constraint is not None and constraint.finished:
+            self._end("stop", None)
+        elif self.writer.num_drawn >= self._bounds.max_tokens:
             self._end("length", guard)
         elif guard is not None and self._draft.attempts < MAX_REWINDS:
             return self._rewind(guard)
         else:
             self._show(self._draft.show())
-        return drawn.token if self.finish_reason is None else None
+        return drawn.token
 
     def _rewind(self, length: int) -> int:
         """Go back to where the text had ``length`` characters; returns the last token there."""
@@ -121,10 +182,22 @@ class AnswerPhase:
         return paragraphs.first_of(self._draft.text, strings, since)
 
     def _end(self, reason: FinishReason, length: int | None) -> None:
-        self._show(self._draft.finish(length))
-        self.finish_reason = reason
+        cut = reason == "length"
+        self._show(self._draft.finish(length), final=True, cut=cut)
+        called = bool(self.reader.calls) and not cut
+        self.finish_reason = "tool_calls" if called else reason
         self.writer.done = True
 
-    def _show(self, text: str) -> None:
-        if text:
-            self._emit(events.AnswerToken(text, self.writer.num_drawn))
+    def _show(self, text: str, *, final: bool = False, cut: bool = False) -> None:
+        for piece in self.reader.feed(text, final=final, cut=cut):
+            self._emit(self._event(piece))
+
+    def _event(self, piece: Piece) -> Event:
+        index = self.writer.num_drawn
+        if piece.kind == "text":
+            return events.AnswerToken(piece.text, index)
+        if piece.kind == "thought":
+            return events.ThoughtToken(piece.text, index)
+        call = len(self.reader.calls) - 1
+        name = self.reader.calls[-1].name if piece.begins else None
+        return events.CallToken(call, name, piece.text, index)

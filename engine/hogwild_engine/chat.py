@@ -8,6 +8,7 @@ mark before the template sees it, and the mark is encoded as plain text afterwar
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,9 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
+from hogwild_engine.constraint import GrammarCompiler
 from hogwild_engine.errors import NoChatTemplateError, RequestError, complaint
+from hogwild_engine.tools import OURS, ToolFormat, adapt, read_format
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
@@ -60,6 +63,29 @@ class ChatFormat:
         rendered = self._template([{"role": "user", "content": mark}], ())
         return THINK_OPEN in rendered.rpartition(mark)[2]
 
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How tool calls are written; ours where the template's form does not show in text."""
+        form = read_format(self._template)
+        ids = self.encode(form.opening + form.between + form.closing + (form.joint or ""))
+        return form if self.hidden.isdisjoint(ids) else OURS
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles grammars for the tokenizer."""
+        return GrammarCompiler(self._tokenizer, self.ends)
+
+    def spell(self, text: str) -> str:
+        """Text of our own as an expression of Lark: added tokens by id, the rest quoted."""
+        parts: list[str] = []
+        start = 0
+        for found in self._spelled.finditer(text):
+            token = self._tokenizer.convert_tokens_to_ids(found.group())
+            if self.grammars.is_special(token):
+                parts += [_quoted(text[start : found.start()]), f"<[{token}]>"]
+                start = found.end()
+        return " ".join(part for part in (*parts, _quoted(text[start:])) if part)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens included, nothing cleaned up."""
         return self._tokenizer.decode(
@@ -93,6 +119,8 @@ class ChatFormat:
             NoChatTemplateError: the tokenizer has none.
             RequestError: the template refuses the messages.
         """
+        if not self.tool_format.native and (tools or any(map(_uses_tools, messages))):
+            messages, tools = adapt(messages, tools), ()
         marks = _Marks(self._spelled)
         safe = [marks.replace_in(message, keep=("role", "type")) for message in messages]
         safe_tools = [marks.replace_in(tool, keep=("type",)) for tool in tools]
@@ -154,6 +182,14 @@ class ChatFormat:
             raise RequestError(complaint("messages", wanted, piece, "leave it out"))
         middle = len(piece) // 2
         return [*self._encode_piece(piece[:middle]), *self._encode_piece(piece[middle:])]
+
+
+def _uses_tools(message: Mapping[str, Any]) -> bool:
+    return message["role"] == "tool" or bool(message.get("tool_calls"))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 class _Marks:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from hogwild_engine import paragraphs
+from hogwild_engine.constraint import Constraint
 from hogwild_engine.detokenizer import Decode, Detokenizer
 from hogwild_engine.sampling import Drawn
 
@@ -23,6 +24,7 @@ class Draft:
         watched: strings that end the text where they begin; a beginning of one is held back.
         strips: leave out white space at the text's two ends.
         settled: whether text may be shown; a paragraph that may yet be rewound is not.
+        constraint: the grammar that what is drawn is bound to, the forced start left out.
     """
 
     decode: Decode
@@ -33,6 +35,7 @@ class Draft:
     watched: Sequence[str] = ()
     strips: bool = True
     settled: bool = True
+    constraint: Constraint | None = None
     drawn: list[Drawn] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # length of the text after each drawn token
     bans: dict[int, set[int]] = field(default_factory=dict)  # by place in the paragraph
@@ -47,6 +50,8 @@ class Draft:
     def add(self, drawn: Drawn) -> int:
         """Take a token in; returns the text's length before it."""
         before = len(self.text)
+        if self.constraint is not None:
+            self.constraint.take(drawn.token)
         self.text += self._detokenizer.add(drawn.token)
         self.drawn.append(drawn)
         self.ends.append(len(self.text))
@@ -65,6 +70,8 @@ class Draft:
         self.bans.setdefault(keep, set()).add(self.drawn[keep].token)
         self.attempts += 1
         kept = self.drawn[:keep]
+        if self.constraint is not None:
+            self.constraint.rollback(len(self.drawn))
         self.drawn, self.ends, self.text = [], [], self.forced
         self._detokenizer = Detokenizer(self.decode, self.hidden)
         for drawn in kept:

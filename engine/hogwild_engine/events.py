@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 WorkerEnd = Literal["end_of_turn", "stop", "repeats", "length"]
 
 
@@ -33,6 +33,31 @@ class Paragraph:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an answer asks for.
+
+    Args:
+        name: the tool's; empty where the answer was cut before it.
+        arguments: a JSON object as text, valid under the tool's schema where ``complete``.
+        complete: ``False`` where a budget cut it.
+    """
+
+    name: str
+    arguments: str
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenProbability:
+    """A token of the answer: its text alone, and the natural logarithm of its probability at
+    temperature 1 among the tokens that a grammar allowed.
+    """
+
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What a session cost.
 
@@ -41,6 +66,7 @@ class Usage:
         cached_tokens: of these, how many came from a cache.
         worker_tokens: tokens sampled by each worker.
         answer_tokens: tokens sampled for the final answer.
+        thought_tokens: of these, how many a single worker spent on thoughts.
         forced_tokens: tokens that the protocol wrote: headers, openings, interventions, finisher.
         steps: sequential steps of the parallel phase.
         passes: forward passes that served the session, prefill and answer included.
@@ -54,6 +80,7 @@ class Usage:
     cached_tokens: int = 0
     worker_tokens: dict[str, int] = field(default_factory=dict)
     answer_tokens: int = 0
+    thought_tokens: int = 0
     forced_tokens: int = 0
     steps: int = 0
     passes: int = 0
@@ -149,17 +176,47 @@ class AnswerToken(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtToken(Event):
+    """The thoughts of a single worker grew: what a thinking model writes before its answer."""
+
+    type: ClassVar[str] = "thought_token"
+    text: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CallToken(Event):
+    """A tool call of the answer began or grew.
+
+    Args:
+        call: its place among the answer's calls, from 0.
+        name: the tool's, in the call's first event; ``None`` later.
+        text: more of its arguments.
+        index: answer tokens drawn so far.
+    """
+
+    type: ClassVar[str] = "call_token"
+    call: int
+    name: str | None
+    text: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Finished(Event):
     """The session is over.
 
     Args:
         text: the final answer, equal to its `AnswerToken` texts joined.
-        finish_reason: "stop" where the model or a stop rule ended it, "length" where a budget, the
-            context or the page pool did.
+        finish_reason: "stop" where the model or a stop rule ended it, "tool_calls" where it ended
+            with calls, "length" where a budget, the context or the page pool ended it.
         paragraphs: the history, in order, paragraphs of the request left out.
         usage: what it cost.
         seed: the seed that the session sampled with.
         ends: why each worker of a team stopped, by name.
+        thought: what a single worker thought before its answer.
+        calls: tool calls that the answer asks for; the last one may be cut.
+        logprobs: the answer's tokens, where the request asked for them.
     """
 
     type: ClassVar[str] = "answer"
@@ -169,6 +226,9 @@ class Finished(Event):
     usage: Usage
     seed: int
     ends: dict[str, WorkerEnd] = field(default_factory=dict)
+    thought: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenProbability, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,8 @@ class ParallelPhase:
         """Ids that ``writer`` must not draw: structure is not a worker's to write."""
         banned = self._chat.structural - self._chat.ends
         draft = writer.draft
+        if draft and draft.constraint:
+            return ()
         return banned | set(draft.banned()) if draft and draft.banned() else banned
 
     # One step
@@ -171,6 +173,13 @@ class ParallelPhase:
                 else:
                     self._end_paragraph(writer, draft, stop, cut=True)
             self._retire(writer, "stop")
+            return
+        if draft.constraint is not None:
+            if draft.constraint.finished:
+                self._end_bound(writer, draft, by_token=False)
+            else:
+                self._show(writer, draft.show())
+                self._ledger.owe(writer.block, [drawn.token], writer, samples=True)
             return
         guard = self._found(draft, self._guards, fresh)
         if guard is not None:
@@ -222,8 +231,9 @@ class ParallelPhase:
         """
         first = writer.num_drawn == 0
         writer.paragraph += 1
-        forced = self.protocol.opening
-        if first and not self._request.history:
+        bound = self._request.worker_grammar
+        forced = self.protocol.opening if bound is None else ""
+        if first and bound is None and not self._request.history:
             forced += self.protocol.first_words_for(writer.number, writer.name)
         every = self.protocol.intervention_tokens
         if not first and every is not None and self._since_intervention >= every:
@@ -247,12 +257,16 @@ class ParallelPhase:
             base=len(writer.block),
             start=start,
             watched=[*self._request.stop, *self._guards],
-            settled=self.protocol.max_repeats is None or self._stream is not None,
+            settled=self.protocol.max_repeats is None or self._stream is not None or bool(bound),
+            constraint=bound and self._chat.grammars.compile(bound, self._request.max_steps),
         )
         self._show(writer, writer.draft.show())
 
     def _end_turn(self, writer: Writer, draft: Draft) -> None:
         """The worker drew an end-of-turn token."""
+        if draft.constraint is not None:
+            self._end_bound(writer, draft, by_token=True)
+            return
         says = self._says_something(draft)
         ends_session = self.protocol.end_of_turn == "ends_session"
         if says and not ends_session and self._stream is None:
@@ -262,6 +276,14 @@ class ParallelPhase:
             self._keep(writer, draft, None, complete=True)
         self._retire(writer, "end_of_turn")
         self._stopped = self._stopped or ends_session
+
+    def _end_bound(self, writer: Writer, draft: Draft, *, by_token: bool) -> None:
+        """The text is all that the workers' grammar wants: the worker is done."""
+        if self._stream is not None:
+            self._keep(writer, draft, None, complete=True)
+        else:
+            self._end_paragraph(writer, draft, len(draft.text), cut=by_token)
+        self._retire(writer, "end_of_turn")
 
     def _end_paragraph(self, writer: Writer, draft: Draft, length: int, *, cut: bool) -> None:
         """Close the paragraph after ``length`` characters; ``cut`` leaves out tokens that reach

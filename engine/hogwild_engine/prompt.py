@@ -34,6 +34,8 @@ def make_prompt(request: Request, chat: ChatFormat) -> Prompt:
         tokens = chat.render(request.messages, request.tools)
         for paragraph in request.history:
             tokens += chat.encode_data(paragraph.text.strip()) + chat.encode("\n\n")
+        if request.binds_answer and chat.thinking and not chat.opens_thinking:
+            tokens += chat.encode(THINK_OPEN + "\n")
         return Prompt(tokens, None)
     protocol = resolve(request.protocol, thinking=chat.thinking)
     tokens = _render_with_rules(request, protocol, chat)

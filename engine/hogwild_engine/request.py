@@ -14,6 +14,7 @@ from hogwild_engine import protocol as protocols
 from hogwild_engine.config import SamplingParams
 from hogwild_engine.errors import WorkerNameError, complaint, require
 from hogwild_engine.events import Paragraph
+from hogwild_engine.grammar import Grammar
 
 MAX_WORKERS = 256
 
@@ -109,7 +110,13 @@ class Request:
         max_tokens: bound on the sampled tokens of the final answer.
         sampling: how tokens are drawn.
         stop: strings that end the text they appear in; they are not shown.
-        tools: tool schemas, rendered by the model's chat template.
+        tools: tools in OpenAI's form, ``{"type": "function", "function": {…}}``.
+        tool_choice: "auto": the answer is text or calls. "any": it is calls. "none": it is text.
+            Or the name of the tool to call.
+        parallel_tool_calls: whether an answer may hold several calls.
+        grammar: what the final answer must look like.
+        worker_grammar: what a worker of a team writes: one paragraph that must look like this.
+        logprobs: report the probabilities of the answer's tokens.
         ignore_eos: nobody ends a turn: end-of-turn tokens are never drawn (for benchmarks).
 
     Raises:
@@ -128,6 +135,11 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    grammar: Grammar | None = None
+    worker_grammar: Grammar | None = None
+    logprobs: bool = False
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
@@ -147,6 +159,42 @@ class Request:
             require(
                 paragraph.worker in names, "history", f"paragraphs of {names}", paragraph.worker
             )
+        check_answer_settings(self)
+
+    @property
+    def binds_answer(self) -> bool:
+        """Whether a grammar decides what the answer looks like."""
+        return self.grammar is not None or bool(self.tools)
+
+
+def check_answer_settings(request: Request) -> None:
+    """Check tools and grammars against each other.
+
+    Raises:
+        ConfigError: they cannot be served.
+    """
+    for name in ("grammar", "worker_grammar"):
+        value = getattr(request, name)
+        require(value is None or isinstance(value, Grammar), name, "a Grammar or None", value)
+    names = [_tool_name(tool) for tool in request.tools]
+    choice, choices = request.tool_choice, ["auto", "any", "none", *names]
+    require(choice in choices, "tool_choice", f"one of {choices}", choice)
+    forced = choice not in ("auto", "none")
+    require(bool(names) or not forced, "tools", "at least one tool to choose", request.tools)
+    both = request.grammar is not None and forced
+    todo = "leave the choice of tools to the model"
+    require(not both, "grammar", "none beside a tool_choice that forces calls", choice, todo)
+    joins = request.answer == "join" and len(request.workers) > 1 and request.binds_answer
+    todo = "joined paragraphs are no answer that tools or a grammar could shape"
+    require(not joins, "answer", "'write' with tools or a grammar", request.answer, todo)
+
+
+def _tool_name(tool: object) -> str:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    wanted = "functions in OpenAI's form, each with a name"
+    require(isinstance(name, str) and bool(name), "tools", wanted, tool)
+    return str(name)
 
 
 def check_team_settings(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from hogwild_engine.constraint import Constraint, forbid
 from hogwild_engine.ranking import Ranking, rank
 
 CANDIDATES = 256
@@ -54,6 +55,7 @@ class Draw:
         index: how many tokens the writer has drawn before.
         seen: tokens that the repetition penalty is put on.
         banned: tokens that must not come.
+        constraint: the grammar that the text is bound to.
     """
 
     sampling: Sampling
@@ -61,10 +63,11 @@ class Draw:
     index: int
     seen: Collection[int] = field(default_factory=tuple)
     banned: Collection[int] = field(default_factory=tuple)
+    constraint: Constraint | None = None
 
 
 class Drawn(NamedTuple):
-    """A token and its probability at temperature 1, before any filter but bans."""
+    """A token and its probability at temperature 1, before any filter but bans and grammars."""
 
     token: int
     probability: float
@@ -75,13 +78,14 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     """Draw one token a row.
 
     Args:
-        logits: float32 ``[R, V]``; penalties and bans are applied in place.
+        logits: float32 ``[R, V]``; penalties, bans and grammars are applied in place.
         draws: one a row.
     """
     _penalise(logits, draws)
     for row, draw in enumerate(draws):
         if draw.banned:
             logits[row, list(draw.banned)] = -torch.inf
+    forbid(logits, [draw.constraint for draw in draws])
     temperatures = [1.0 if draw.sampling.greedy else draw.sampling.temperature for draw in draws]
     ranking = rank(logits, _row(temperatures, logits), _width(draws, logits.shape[1]))
     if not bool(torch.isfinite(ranking.norm).all()):

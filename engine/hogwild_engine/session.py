@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hogwild_engine import events
-from hogwild_engine.answer import AnswerPhase, finisher_text
+from hogwild_engine.answer import AnswerPhase, Bounds, finisher_text
 from hogwild_engine.block import Block
 from hogwild_engine.cache import KVCache
+from hogwild_engine.call_grammar import call_grammar
 from hogwild_engine.chat import ChatFormat
+from hogwild_engine.constraint import Constraint
 from hogwild_engine.errors import PromptTooLongError, complaint
 from hogwild_engine.events import Event, FinishReason, Usage
 from hogwild_engine.ledger import Ledger
@@ -21,6 +23,7 @@ from hogwild_engine.parallel import ParallelPhase
 from hogwild_engine.plan import Feed, view_len
 from hogwild_engine.prefix import Prefix
 from hogwild_engine.prompt import make_prompt
+from hogwild_engine.reading import Reader
 from hogwild_engine.request import Request
 from hogwild_engine.sampling import Draw, Drawn, Sampling
 from hogwild_engine.writer import Writer
@@ -79,10 +82,11 @@ class Session:
         self._sampling = sampling
         self._prompt = make_prompt(request, chat)
         self._prefix = Prefix(self._prompt.tokens, room.page_size)
+        self._constraint = answer_constraint(request, chat)
         self._finisher: list[int] = []
         self._finisher_text = ""
         if self._prompt.protocol is not None and request.answer == "write":
-            self._finisher_text = finisher_text(self._prompt.protocol, chat)
+            self._finisher_text = finisher_text(self._prompt.protocol, chat, request)
             self._finisher = chat.encode(self._finisher_text)
         self._step_tokens = self._most_step_tokens()
         self._room = room
@@ -186,6 +190,7 @@ class Session:
                 writer.num_drawn,
                 writer.seen if self._sampling.repetition_penalty != 1 else (),
                 self._banned(writer),
+                writer.draft.constraint if writer.draft else None,
             )
             for writer in self._drawing
         ]
@@ -197,12 +202,9 @@ class Session:
         if self._answer is not None:
             for token in drawn:
                 following = self._answer.advance(token)
-                if following is not None:
-                    self._ledger.owe(
-                        self._answer.block, [following], self._answer.writer, samples=True
-                    )
-                else:
-                    self._finish(self._answer.text, self._answer.finish_reason or "stop")
+                self._ledger.owe(self._answer.block, following, self._answer.writer, samples=True)
+                if not following:
+                    self._finish(self._answer.reader.text, self._answer.finish_reason or "stop")
         elif self._parallel is not None and drawn:
             for writer, token in zip(self._drawing, drawn, strict=True):
                 self._parallel.advance(writer, token)
@@ -232,6 +234,7 @@ class Session:
             cached_tokens=self._prefix.num_reused,
             worker_tokens=drawn,
             answer_tokens=answer.writer.num_drawn if answer else 0,
+            thought_tokens=answer.num_thought if answer else 0,
             forced_tokens=(parallel.num_forced + len(self._finisher)) if parallel else 0,
             steps=parallel.step if parallel else 0,
             passes=self._ledger.num_passes,
@@ -294,26 +297,40 @@ class Session:
         self, number: int, block: Block, tokens: Sequence[int], *, splits: bool = False
     ) -> None:
         writer = Writer(number, "", block, seen=set(self._prompt.tokens))
-        protocol = self._prompt.protocol
+        protocol, request = self._prompt.protocol, self.request
         missing = tokens[len(block) :]
-        bounds = [self.request.max_tokens, self._answer_room(len(missing))]
+        most = [request.max_tokens, self._answer_room(len(missing))]
         forced = ""
-        if protocol is not None:
+        if protocol is not None and not request.binds_answer:
             if protocol.answer_tokens is not None:
-                bounds.append(protocol.answer_tokens)
+                most.append(protocol.answer_tokens)
             if protocol.finisher != "close":
                 forced = self._finisher_text
+        bounds = Bounds(
+            max(1, min(most)),
+            request.stop,
+            self._guards(),
+            self._constraint,
+        )
         self._answer = AnswerPhase(
-            writer,
-            self._chat,
-            self.request.stop,
-            forced,
-            len(tokens),
-            self._parallel.header_starts if self._parallel else None,
-            max(1, min(bounds)),
-            self._events.append,
+            writer, self._chat, bounds, self._reader(), forced, len(tokens), self._events.append
         )
         self._ledger.owe(writer.block, missing, writer, samples=True, splits=splits)
+
+    def _guards(self) -> list[str] | None:
+        """Texts that a team's answer must not hold; where a grammar binds it, it cannot."""
+        if self._parallel is None:
+            return None
+        return [] if self.request.grammar is not None else self._parallel.header_starts
+
+    def _reader(self) -> Reader:
+        request, chat = self.request, self._chat
+        calls = bool(request.tools) and request.tool_choice != "none"
+        return Reader(
+            chat.tool_format if calls else None,
+            thinks=chat.thinking and self._prompt.protocol is None,
+            is_open=chat.opens_thinking or request.binds_answer,
+        )
 
     def _finish(self, text: str, reason: FinishReason) -> None:
         history = tuple(self._parallel.history) if self._parallel else ()
@@ -327,6 +344,13 @@ class Session:
         seed = self._sampling.seed
         ends = self._parallel.ends if self._parallel else {}
         self.finished = events.Finished(text, reason, history, self.usage(), seed, ends)
+        if answer := self._answer:
+            self.finished = replace(
+                self.finished,
+                thought=answer.reader.thought,
+                calls=answer.reader.calls,
+                logprobs=answer.logprobs if self.request.logprobs else (),
+            )
         self._events.append(self.finished)
 
     # Room
@@ -356,3 +380,18 @@ class Session:
         moving = max(len(w.block.pages) for w in parallel.writers)
         growing = 2 * len(parallel.writers) + self._room.pages(growth)
         return held + moving + growing + self._room.pages(answer) + 1 <= self.num_pages
+
+
+def answer_constraint(request: Request, chat: ChatFormat) -> Constraint | None:
+    """What the request's grammar or tools make of its answer."""
+    budget, grammar = request.max_tokens, request.grammar
+    if grammar is None and request.tools:
+        grammar = call_grammar(
+            request.tools,
+            request.tool_choice,
+            chat.tool_format,
+            chat.spell,
+            budget,
+            parallel=request.parallel_tool_calls,
+        )
+    return chat.grammars.compile(grammar, budget) if grammar else None
