@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import difflib
+import os
 import threading
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LangSmithParams
-from langchain_core.messages import BaseMessage
+from langchain_core.language_models import (
+    BaseChatModel,
+    LangSmithParams,
+    LanguageModelInput,
+    ModelProfile,
+)
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.tools import BaseTool
+from langchain_core.runnables import Runnable
 from pydantic import AliasChoices, Field, SkipValidation, ValidationError, model_validator
 
 from hogwild_agents import calls, engines
+from hogwild_agents.bindings import Tool, add_rule, to_choice, to_format, to_tools
 from hogwild_agents.calls import Call
 from hogwild_agents.errors import from_validation, translated
 from hogwild_agents.messages import to_conversation
 from hogwild_agents.replies import PROVIDER, Reply
+from hogwild_agents.structured import Method, structured
 from hogwild_engine.config import EMBEDDED_MODEL, EngineConfig, SamplingParams
 from hogwild_engine.errors import require
+from hogwild_engine.grammar import Grammar
 from hogwild_engine.layout import LayoutName
 from hogwild_engine.protocol import Protocol
 from hogwild_engine.request import Request, Worker, check_team_settings, make_workers
@@ -34,8 +43,9 @@ if TYPE_CHECKING:
 
 # Code that serves any provider passes these; a model in this process has no use for them.
 _FOR_REMOTE_MODELS = frozenset({"api_key", "max_retries"})
-# What core and `get_num_tokens_from_messages` hand on with a call.
-_FROM_CORE = frozenset({"stream", "tools"})
+# What core hands on with a call.
+_FROM_CORE = frozenset({"stream", "ls_structured_output_format"})
+_BINDINGS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "strict", "response_format"})
 _ENGINE = (
     "model",
     "revision",
@@ -49,7 +59,8 @@ _ENGINE = (
 )
 _TEAM = ("protocol", "layout", "sync_interval", "answer", "max_steps", "max_tokens")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-_SETTINGS = (*_ENGINE, "workers", *_TEAM, *_SAMPLING, "stop", "timeout")
+_ANSWER = ("grammar", "worker_grammar", "logprobs")
+_SETTINGS = (*_ENGINE, "workers", *_TEAM, *_SAMPLING, *_ANSWER, "stop", "timeout")
 
 
 class ChatHogwild(BaseChatModel):
@@ -73,12 +84,15 @@ class ChatHogwild(BaseChatModel):
         temperature, top_p, top_k, min_p, repetition_penalty: ``None`` takes the model's own.
         seed: makes a call that runs alone repeatable.
         stop: strings that end the text they appear in.
+        grammar, worker_grammar: a `Grammar` that binds the answer, or a paragraph of each worker.
+        logprobs: put the answer's tokens with their probabilities in the response's metadata.
         timeout: seconds for a whole call, loading left out.
         quantization: "int8" is faster on the CPU and less exact.
         dtype, device, num_pages, memory_fraction, num_threads, trust_remote_code, revision: see
             `EngineConfig`. Models of equal settings share one engine.
 
-        All may be given for one call too: ``llm.invoke(…, max_steps=8)``.
+        All may be given for one call too: ``llm.invoke(…, max_steps=8)``. ``HOGWILD_MODEL`` and
+        ``HOGWILD_DEVICE`` in the environment take the place of the defaults.
 
     Instantiate:
         >>> from hogwild_agents import ChatHogwild, Worker
@@ -111,7 +125,10 @@ class ChatHogwild(BaseChatModel):
         HogwildError: see `hogwild_agents.errors`; what needs no weights is checked when built.
     """
 
-    model: str = Field(default=EMBEDDED_MODEL, validation_alias=AliasChoices("model", "model_name"))
+    model: str = Field(
+        default_factory=lambda: os.environ.get("HOGWILD_MODEL") or EMBEDDED_MODEL,
+        validation_alias=AliasChoices("model", "model_name"),
+    )
     revision: str | None = None
     workers: Annotated[int | Sequence[str | Worker], SkipValidation] = 2
     layout: LayoutName = "combined"
@@ -128,10 +145,13 @@ class ChatHogwild(BaseChatModel):
     seed: int | None = None
     stop: list[str] | None = None
     timeout: float | None = None
+    grammar: Annotated[Grammar | None, SkipValidation] = None
+    worker_grammar: Annotated[Grammar | None, SkipValidation] = None
+    logprobs: bool = False
     streaming: bool = False
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8"] = "none"
-    device: str = "auto"
+    device: str = Field(default_factory=lambda: os.environ.get("HOGWILD_DEVICE") or "auto")
     num_pages: int | None = None
     memory_fraction: float = EngineConfig().memory_fraction
     num_threads: int | None = None
@@ -179,29 +199,106 @@ class ChatHogwild(BaseChatModel):
         Raises:
             HogwildError: the messages or settings cannot be served.
         """
-        _warn_of_unknown(settings, {*_SETTINGS, *_FROM_CORE}, "a call")
+        _warn_of_unknown(settings, {*_SETTINGS, *_FROM_CORE, *_BINDINGS}, "a call")
         if stop is not None:
             settings["stop"] = stop
         with translated():
-            absent = not settings.get("tools")
-            require(absent, "tools", "none", "tools", "this model cannot call tools yet")
             own = {name: value for name, value in settings.items() if name in _SETTINGS}
-            return self.model_copy(update=own)._call(messages)
+            bound = {name: value for name, value in settings.items() if name in _BINDINGS}
+            return self.model_copy(update=own)._call(messages, **bound)
 
-    def _call(self, messages: Sequence[BaseMessage]) -> Call:
+    def _call(
+        self,
+        messages: Sequence[BaseMessage],
+        *,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: object = None,
+        parallel_tool_calls: bool | None = None,
+        strict: bool | None = None,
+        response_format: object = None,
+    ) -> Call:
         _check_timeout(self.timeout)
         team = make_workers(self.workers)
         names = [worker.name for worker in team] if len(team) > 1 else []
-        conversation = to_conversation(messages, names)
+        turns, history = to_conversation(messages, names)
+        given = to_tools(tools or (), strict)
+        answer = to_format(response_format, has_tools=bool(given))
+        if answer is not None:
+            turns = add_rule(turns, answer.rule)
+        choice = to_choice(tool_choice, [tool["function"]["name"] for tool in given])
+        # A small model that must call goes on calling where it may.
+        several = choice == "auto" if parallel_tool_calls is None else parallel_tool_calls
+        settings = self._pick((*_TEAM, *_ANSWER))
+        if answer is not None and self.grammar is None:
+            settings["grammar"] = answer.grammar
         request = Request(
-            conversation.messages,
+            turns,
             team,
-            conversation.history,
+            history,
             sampling=SamplingParams(**self._pick(_SAMPLING)),
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            **self._pick(_TEAM),
+            tools=tuple(given),
+            tool_choice=choice,
+            parallel_tool_calls=several,
+            **settings,
         )
         return Call(EngineConfig(**self._pick(_ENGINE)), request, self.timeout)
+
+    def bind_tools(
+        self,
+        tools: Sequence[Tool],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        strict: bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with tools that its answer may call. A team thinks first and calls once.
+
+        Args:
+            tools: functions, pydantic classes, `BaseTool` objects or schemas.
+            tool_choice: "auto" (the default), "any", "none", or a tool's name.
+            strict: write schemas in OpenAI's strict form. Calls are valid either way.
+            parallel_tool_calls: whether an answer may hold several calls; by default where the
+                model itself chooses to call.
+            kwargs: what else to bind, such as ``response_format``.
+
+        Raises:
+            ConfigError: a tool cannot be converted, or ``tool_choice`` names none.
+        """
+        with translated():
+            given = to_tools(tools, strict)
+            choice = to_choice(tool_choice, [tool["function"]["name"] for tool in given])
+        options = {"tool_choice": choice, "parallel_tool_calls": parallel_tool_calls, **kwargs}
+        bound = {name: value for name, value in options.items() if value is not None}
+        return self.bind(tools=given, **bound)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type | None = None,
+        *,
+        method: Method = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """The model with objects for answers.
+
+        Args:
+            schema: a pydantic class, a TypedDict or a JSON schema.
+            method: "json_schema" binds the answer to the schema; "function_calling" makes it a call
+                of a tool of that schema; "json_mode" binds it to JSON alone.
+            include_raw: give ``{"raw": message, "parsed": object, "parsing_error": …}``.
+            strict: see `bind_tools`.
+            kwargs: what else to bind.
+
+        Raises:
+            ConfigError: the method is unknown, or the schema cannot be converted.
+        """
+        with translated():
+            return structured(
+                self, schema, method, include_raw=include_raw, strict=strict, **kwargs
+            )
 
     def _pick(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
@@ -265,12 +362,12 @@ class ChatHogwild(BaseChatModel):
     def get_num_tokens_from_messages(
         self,
         messages: list[BaseMessage],
-        tools: Sequence[dict[str, Any] | type | Callable | BaseTool] | None = None,
+        tools: Sequence[Tool] | None = None,
     ) -> int:
         """How many tokens the messages take in the model's chat template; loads the engine."""
         request = self.make_call(messages, tools=tools).request
         with translated():
-            prompt = self.engine.count_tokens(request.messages)
+            prompt = self.engine.count_tokens(request.messages, request.tools)
         return prompt + sum(self.get_num_tokens(paragraph.text) for paragraph in request.history)
 
     @property
@@ -284,7 +381,22 @@ class ChatHogwild(BaseChatModel):
         params["workers"] = [asdict(worker) for worker in make_workers(self.workers)]
         if isinstance(self.protocol, Protocol):
             params["protocol"] = asdict(self.protocol)
+        for name in ("grammar", "worker_grammar"):
+            params[name] = asdict(params[name]) if params[name] else None
         return params
+
+    def _resolve_model_profile(self) -> ModelProfile:
+        """What any model can do here: grammars see to calls and objects."""
+        return ModelProfile(
+            text_inputs=True,
+            text_outputs=True,
+            image_inputs=False,
+            audio_inputs=False,
+            tool_calling=True,
+            tool_choice=True,
+            tool_call_streaming=True,
+            structured_output=True,
+        )
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop or self.stop, **kwargs)

@@ -93,8 +93,8 @@ def _current(
         thoughts = _thoughts(message)
         by_team = [block for block in thoughts if _worker(block) in team]
         for block in by_team:
-            text = (str(_worker(block)), block.get("reasoning", ""))
-            written.setdefault(block.get("id") or object(), text)
+            text = (str(_worker(block)), _thought(block))
+            written.setdefault(_id(block) or object(), text)
         turn = _turn(message)
         if others := [_thought(block) for block in thoughts if block not in by_team]:
             turn["reasoning_content"] = "".join(others)
@@ -123,7 +123,7 @@ def _turn(message: BaseMessage) -> dict[str, Any]:
             {
                 "type": "function",
                 "id": call["id"],
-                "function": {"name": call["name"], "arguments": call["args"]},
+                "function": {"name": call["name"], "arguments": _plain(call["args"])},
             }
             for call in message.tool_calls
         ]
@@ -162,8 +162,7 @@ def _is_told_apart(block: str | dict[Any, Any], message: BaseMessage) -> bool:
     if isinstance(block, str) or not isinstance(message, AIMessage):
         return False
     known = {call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)}
-    kind = block.get("type")
-    return kind in _REASONING or (kind in _CALLS and block.get("id") in known)
+    return _kind(block) in _REASONING or (_kind(block) in _CALLS and _id(block) in known)
 
 
 def _block_text(block: str | dict[Any, Any], message: BaseMessage) -> str:
@@ -171,26 +170,47 @@ def _block_text(block: str | dict[Any, Any], message: BaseMessage) -> str:
         return block
     if block.get("type") == "text" and isinstance(block.get("text"), str):
         return block["text"]
-    raise ContentError(
-        complaint(
-            f"content of a {message.type} message",
-            "text, or blocks of type 'text'",
-            block.get("type", block),
-            "describe it in words: the model reads text alone",
-        )
-    )
+    todo = "describe it in words: the model reads text alone"
+    raise _unreadable(message.type, "text, or blocks of type 'text'", _kind(block) or block, todo)
 
 
 def _thoughts(message: BaseMessage) -> list[dict[str, Any]]:
     if not isinstance(message, AIMessage) or isinstance(message.content, str):
         return []
     blocks = (block for block in message.content if isinstance(block, dict))
-    return [block for block in blocks if block.get("type") in _REASONING]
+    return [block for block in blocks if _kind(block) in _REASONING]
 
 
 def _thought(block: dict[str, Any]) -> str:
-    return block.get("reasoning") or block.get("thinking") or ""
+    text = block.get("reasoning") or block.get("thinking") or ""
+    if not isinstance(text, str):
+        raise _unreadable("ai", "reasoning that is text", text, "leave the block out")
+    return text
 
 
 def _worker(block: dict[str, Any]) -> str | None:
-    return (block.get("extras") or {}).get("worker")
+    extras = block.get("extras")
+    worker = extras.get("worker") if isinstance(extras, dict) else None
+    return worker if isinstance(worker, str) else None
+
+
+def _kind(block: dict[Any, Any]) -> str | None:
+    kind = block.get("type")
+    return kind if isinstance(kind, str) else None
+
+
+def _id(block: dict[Any, Any]) -> str | None:
+    block_id = block.get("id")
+    return block_id if isinstance(block_id, str) else None
+
+
+def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return json.loads(json.dumps(arguments))
+    except (TypeError, ValueError, RecursionError) as error:
+        wanted = "tool calls whose arguments JSON can hold"
+        raise RequestError(complaint("messages", wanted, arguments, str(error))) from error
+
+
+def _unreadable(kind: str, wanted: str, came: object, todo: str) -> ContentError:
+    return ContentError(complaint(f"content of a {kind} message", wanted, came, todo))

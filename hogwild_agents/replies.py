@@ -1,31 +1,44 @@
 """From an engine's events to the message that answers a call, whole or in chunks.
 
-A lone worker's reply is plain text. A team's is a list of content blocks: a reasoning block for
-each paragraph, in history order, then one text block, the answer. Chunks grow these blocks as
-tokens appear, so there they stand in the order in which they began; ``extras["index"]``, which
-comes when a paragraph ends, is its place in the history.
+A lone worker's reply is plain text, with one reasoning block before it where the model thinks
+first. A team's is a list of content blocks: a reasoning block for each paragraph, in history order,
+then one text block, the answer, and its tool calls. Chunks grow these blocks as tokens appear, so
+there they stand in the order in which they began; ``extras["index"]``, which comes when a paragraph
+ends, is its place in the history.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.content import InvalidToolCall
+from langchain_core.messages.tool import (
+    invalid_tool_call,
+    tool_call,
+    tool_call_chunk,
+)
 
 from hogwild_agents.calls import Call
 from hogwild_engine.events import (
     AnswerToken,
+    CallToken,
     Event,
     Finished,
     Paragraph,
     ParagraphFinished,
+    ThoughtToken,
     Token,
+    ToolCall,
 )
 
 PROVIDER = "hogwild"
+
+_CUT = "the answer was cut at max_tokens"
 
 Block = dict[str, Any]
 
@@ -46,6 +59,7 @@ class Reply:
     is_team: bool
     answer: str
     _begun: set[str] = field(default_factory=set)
+    _thinks: bool = False
 
     @classmethod
     def to(cls, call: Call) -> Reply:
@@ -63,21 +77,35 @@ class Reply:
             block = self._grown(paragraph.worker, paragraph.number, "")
             block["extras"] = block.get("extras", {}) | {"index": event.index}
             return self._chunk([block])
+        if isinstance(event, ThoughtToken):
+            self._thinks = True
+            return self._chunk([_thought(event.text) | {"index": "lc_thought"}])
         if isinstance(event, AnswerToken):
-            return self.answer_chunk(event.text)
+            block: Block = {"type": "text", "text": event.text, "index": "lc_answer"}
+            return self._chunk([block] if self._has_blocks else event.text)
+        if isinstance(event, CallToken):
+            return self._call_chunk(event.call, event.name, event.text)
         if isinstance(event, Finished):
-            return self.last_chunk(event)
+            return self._last_chunk(event)
         return None
 
-    def answer_chunk(self, text: str) -> AIMessageChunk:
-        """More of the answer."""
-        if not self.is_team:
-            return self._chunk(text)
-        return self._chunk([{"type": "text", "text": text, "index": "lc_answer"}])
+    def _call_chunk(self, place: int, name: str | None, text: str) -> AIMessageChunk:
+        call_id = None if name is None else self.call_id(place)
+        chunk = tool_call_chunk(name=name, args=text, id=call_id, index=place)
+        block = {**chunk, "type": "tool_call_chunk", "index": f"lc_call_{place}"}
+        return AIMessageChunk(
+            content=[block] if self._has_blocks else "",
+            tool_call_chunks=[chunk],
+            response_metadata=self._origin(),
+        )
 
-    def last_chunk(self, finished: Finished) -> AIMessageChunk:
+    def _last_chunk(self, finished: Finished) -> AIMessageChunk:
         """The end of the message: all numbers, no text."""
-        chunk = self._chunk([] if self.is_team else "")
+        chunk = self._chunk([] if self._has_blocks else "")
+        if finished.calls and not finished.calls[-1].complete:
+            cut = finished.calls[-1].arguments
+            ending = unrepairable(cut).removeprefix(cut)
+            chunk = self._call_chunk(len(finished.calls) - 1, None, ending)
         chunk.usage_metadata = self._usage(finished)
         chunk.response_metadata |= self._metadata(finished)
         chunk.chunk_position = "last"
@@ -85,12 +113,19 @@ class Reply:
 
     def message(self, finished: Finished) -> AIMessage:
         """The whole message."""
+        self._thinks = bool(finished.thought)
+        calls = [(self.call_id(n), call) for n, call in enumerate(finished.calls)]
         content: str | list[str | Block] = finished.text
-        if self.is_team:
-            paragraphs = [self._whole(p, place) for place, p in enumerate(finished.paragraphs)]
-            content = [*paragraphs, {"type": "text", "text": finished.text}]
+        if self._has_blocks:
+            content = [self._whole(p, place) for place, p in enumerate(finished.paragraphs)]
+            content += [_thought(finished.thought)] if self._thinks else []
+            if finished.text or not calls:
+                content.append({"type": "text", "text": finished.text})
+            content += [dict(_whole_call(name, call)) for name, call in calls]
         return AIMessage(
             content,
+            tool_calls=[_whole_call(name, c) for name, c in calls if c.complete],
+            invalid_tool_calls=[_cut_call(name, c) for name, c in calls if not c.complete],
             usage_metadata=self._usage(finished),
             response_metadata=self._origin() | self._metadata(finished),
         )
@@ -98,6 +133,14 @@ class Reply:
     def paragraph_id(self, worker: str, number: int) -> str:
         """Shared by the block that holds a paragraph and the message named for its worker."""
         return f"{self.message_id}-{worker.casefold()}-{number}"
+
+    def call_id(self, place: int) -> str:
+        """The id of the answer's tool call at ``place``."""
+        return f"call_{self.message_id[:24]}_{place}"
+
+    @property
+    def _has_blocks(self) -> bool:
+        return self.is_team or self._thinks
 
     def _chunk(self, content: str | list[str | Block]) -> AIMessageChunk:
         return AIMessageChunk(content=content, response_metadata=self._origin())
@@ -125,12 +168,13 @@ class Reply:
 
     def _origin(self) -> dict[str, Any]:
         """Metadata that every chunk may repeat."""
-        version = {"output_version": "v1"} if self.is_team else {}
+        version = {"output_version": "v1"} if self._has_blocks else {}
         return {"model_provider": PROVIDER} | version
 
     def _metadata(self, finished: Finished) -> dict[str, Any]:
         """Metadata that must come once."""
-        return {
+        logprobs = [{"token": token.text, "logprob": token.logprob} for token in finished.logprobs]
+        return ({"logprobs": {"content": logprobs}} if logprobs else {}) | {
             "model_name": self.model_name,
             "finish_reason": finished.finish_reason,
             "steps": finished.usage.steps,
@@ -144,14 +188,51 @@ class Reply:
 
     def _usage(self, finished: Finished) -> UsageMetadata:
         usage = finished.usage
+        thought = usage.thought_tokens
         # A worker's tokens are thought, unless they are the answer themselves.
-        is_thought = self.is_team and self.answer == "write"
+        if self.is_team and self.answer == "write":
+            thought += sum(usage.worker_tokens.values())
         return UsageMetadata(
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.output_tokens,
             total_tokens=usage.prompt_tokens + usage.output_tokens,
             input_token_details={"cache_read": usage.cached_tokens},
-            output_token_details={
-                "reasoning": sum(usage.worker_tokens.values()) if is_thought else 0
-            },
+            output_token_details={"reasoning": thought},
         )
+
+
+def _thought(text: str) -> Block:
+    return {"type": "reasoning", "reasoning": text}
+
+
+def _whole_call(call_id: str, call: ToolCall) -> Any:
+    if not call.complete:
+        return _cut_call(call_id, call)
+    return tool_call(name=call.name, args=json.loads(call.arguments), id=call_id)
+
+
+def _cut_call(call_id: str, call: ToolCall) -> InvalidToolCall:
+    return invalid_tool_call(
+        name=call.name, args=unrepairable(call.arguments), id=call_id, error=_CUT
+    )
+
+
+def unrepairable(arguments: str) -> str:
+    """Arguments that were cut, with a wrong bracket behind them.
+
+    Core completes cut JSON to a call that looks valid; what does not match it leaves alone.
+    """
+    quoted = escaped = False
+    open_brackets: list[str] = []
+    for char in arguments:
+        if quoted:
+            quoted = char != '"' or escaped
+            escaped = char == "\\" and not escaped
+        elif char == '"':
+            quoted = True
+        elif char in "{[":
+            open_brackets.append(char)
+        elif char in "}]":
+            open_brackets.pop()
+    closing = ("\\" if escaped else "") + ('"' if quoted else "")
+    return arguments + closing + ("]" if open_brackets[-1:] == ["{"] else "}")

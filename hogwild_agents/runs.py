@@ -24,7 +24,6 @@ from langchain_core.runnables import RunnableConfig
 from hogwild_agents.chat_model import ChatHogwild
 from hogwild_agents.replies import Reply
 from hogwild_engine.events import (
-    AnswerToken,
     Event,
     Finished,
     Paragraph,
@@ -77,10 +76,10 @@ class Transcript:
         elif isinstance(event, ParagraphFinished):
             self.paragraphs.append(self._paragraph(event.paragraph))
             yield from self._end(self.paragraphs[-1])
-        elif isinstance(event, AnswerToken):
-            yield from self._answer(self._reply.answer_chunk(event.text))
         elif isinstance(event, Finished):
             yield from self._finish(event)
+        elif chunk := self._reply.chunk(event):
+            yield from self._answer(chunk)
 
     def _write(self, token: Token) -> Iterator[Begin | Grow]:
         run = self._reply.paragraph_id(token.worker, token.paragraph)
@@ -99,7 +98,8 @@ class Transcript:
         # A draft that says nothing never enters the history.
         for run in self._drafts.keys() - self._ended - {self.answer.id}:
             yield from self._end(self._drafts[run])
-        yield from self._answer(self._reply.last_chunk(finished))
+        if last := self._reply.chunk(finished):
+            yield from self._answer(last)
         yield from self._end(self.answer)
 
     def _begin(self, run: str, worker: str | None) -> Iterator[Begin]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from langchain_core.messages import HumanMessage
 from tiny import tiny_model
 
-from hogwild_agents import ChatHogwild
+from hogwild_agents import ChatHogwild, engines
 from hogwild_engine.chat import ChatFormat
 from hogwild_engine.config import EngineConfig
 from hogwild_engine.protocol import INSTRUCT
@@ -126,3 +128,14 @@ def tiny_engine(tokenizer: Any) -> Iterator[Callable[..., Engine]]:
     yield make
     for engine in engines.values():
         engine.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_llm(tiny_engine: Callable[..., Engine]) -> ChatHogwild:
+    """One worker on a tiny random model that ends its answers by itself: fast, without ability."""
+    settings: dict[str, Any] = {"model": "smollm2-135m", "dtype": "float32", "num_pages": 251}
+    llm = ChatHogwild(workers=1, temperature=1.0, seed=1, max_tokens=96, max_steps=8, **settings)
+    loaded: Future[Engine] = Future()
+    loaded.set_result(tiny_engine("llama", talkative=True))
+    engines.REGISTRY._engines[llm.make_call([HumanMessage("x")]).config] = loaded
+    return llm

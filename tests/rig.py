@@ -8,20 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 from oracle import Seen, attend
 
+from hogwild_agents.replies import Reply
 from hogwild_engine import hook, selfcheck
 from hogwild_engine.block import Block
 from hogwild_engine.cache import KVCache
 from hogwild_engine.chat import ChatFormat
-from hogwild_engine.events import Event
+from hogwild_engine.events import AnswerToken, Event, Finished, ThoughtToken, Usage
 from hogwild_engine.forward import HookedForward
 from hogwild_engine.lean import LeanForward
 from hogwild_engine.plan import Feed, Plan
+from hogwild_engine.reading import Reader
 from hogwild_engine.request import Request
 from hogwild_engine.runner import Runner
 from hogwild_engine.sampling import Draw, Drawn, Sampling, sample
@@ -293,3 +295,16 @@ class Script:
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
+
+
+def thinking_answer(pieces: Sequence[str]) -> tuple[list[Any], Any]:
+    """What a lone thinking model that writes ``pieces`` answers: in chunks, and whole."""
+    reader, reply = Reader(None, thinks=True), Reply("r", "thinker", False, "write")
+    told: list[Event] = []
+    for number, piece in enumerate([*pieces, ""]):
+        for kind, text, _ in reader.feed(piece, final=number == len(pieces)):
+            told.append(ThoughtToken(text) if kind == "thought" else AnswerToken(text))
+    usage = Usage(answer_tokens=9, thought_tokens=4)
+    told.append(Finished(reader.text, "stop", (), usage, seed=1, thought=reader.thought))
+    chunks = [chunk for event in told if (chunk := reply.chunk(event))]
+    return chunks, Reply("r", "thinker", False, "write").message(cast(Finished, told[-1]))

@@ -101,8 +101,8 @@ def test_a_call_is_checked_like_the_construction() -> None:
         ChatHogwild().invoke("q", max_steps=0)
 
 
-def test_tools_are_refused_rather_than_dropped() -> None:
-    with pytest.raises(errors.ConfigError, match="tools: wanted none"):
+def test_what_is_no_function_is_refused_rather_than_dropped() -> None:
+    with pytest.raises(errors.ConfigError, match="tools: wanted tools that are functions"):
         ChatHogwild().invoke("q", tools=[{"type": "function"}])
 
 

@@ -157,7 +157,7 @@ class AnswerPhase:
         guard = None if self.reader.calls else self._found(self._guards, fresh)
         if stop is not None:
             self._end("stop", stop)
-        elif constraint is not None and constraint.finished:
+        elif (constraint is not None and constraint.finished) or self.reader.repeats:
             self._end("stop", None)
         elif self.writer.num_drawn >= self._bounds.max_tokens:
             self._end("length", guard)
@@ -184,7 +184,8 @@ class AnswerPhase:
     def _end(self, reason: FinishReason, length: int | None) -> None:
         cut = reason == "length"
         self._show(self._draft.finish(length), final=True, cut=cut)
-        called = bool(self.reader.calls) and not cut
+        # Cut in the tags behind its last call, an answer is whole.
+        called = bool(self.reader.calls) and self.reader.calls[-1].complete
         self.finish_reason = "tool_calls" if called else reason
         self.writer.done = True
 

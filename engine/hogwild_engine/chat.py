@@ -12,6 +12,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from hogwild_engine.constraint import GrammarCompiler
 from hogwild_engine.errors import NoChatTemplateError, RequestError, complaint
 from hogwild_engine.tools import OURS, ToolFormat, adapt, read_format
+from hogwild_engine.turns import stricter
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
@@ -113,7 +115,8 @@ class ChatFormat:
     ) -> list[int]:
         """Ids of a conversation that the assistant is to answer.
 
-        A last message of role "assistant" is a prefix that the answer continues.
+        A last message of role "assistant" is a prefix that the answer continues. A template that
+        wants turns in alternation, or no system message, gets neighbours merged.
 
         Raises:
             NoChatTemplateError: the tokenizer has none.
@@ -125,9 +128,19 @@ class ChatFormat:
         safe = [marks.replace_in(message, keep=("role", "type")) for message in messages]
         safe_tools = [marks.replace_in(tool, keep=("type",)) for tool in tools]
         ids: list[int] = []
-        for text, is_data in marks.split(self._template(safe, safe_tools)):
+        for text, is_data in marks.split(self._render(safe, safe_tools)):
             ids += self.encode_data(text) if is_data else self.encode(text)
         return ids
+
+    def _render(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
+        """The template's text; where it refuses the turns as they are, of turns merged."""
+        try:
+            return self._template(messages, tools)
+        except RequestError:
+            for turns in stricter(messages):
+                with suppress(RequestError):
+                    return self._template(turns, tools)
+            raise
 
     def closing(self, question: str) -> str:
         """The text that closes an answer of the assistant, asks ``question`` as the user, and opens

@@ -55,7 +55,9 @@ class Constraint:
 
     def forced(self) -> list[int]:
         """Tokens that must come next, whatever the model says."""
-        return self.matcher.compute_ff_tokens()
+        tokens = self.matcher.compute_ff_tokens()
+        # A vocabulary that lacks some bytes cannot spell all that is forced.
+        return tokens[: self.matcher.validate_tokens(tokens)]
 
 
 class GrammarCompiler:

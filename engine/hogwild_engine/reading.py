@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hogwild_engine import paragraphs
-from hogwild_engine.call_grammar import bare_forms, tag_of
+from hogwild_engine.call_grammar import LooseForm, tag_of
 from hogwild_engine.chat import THINK_CLOSE, THINK_OPEN
 from hogwild_engine.events import ToolCall
 from hogwild_engine.tools import ToolFormat
+
+_SPACES = 90
+"""White space and punctuation that may stand in a loose call before its arguments."""
 
 
 class Piece(NamedTuple):
@@ -36,6 +40,11 @@ class _OpenCall:
     quoted: bool = False
     escaped: bool = False
     complete: bool = False
+    shown: bool = False
+
+    @property
+    def says(self) -> tuple[str, str]:
+        return self.name, self.arguments
 
     def end_within(self, text: str) -> int | None:
         """Take in ``text`` up to the end of the JSON object; returns where it ends."""
@@ -59,16 +68,26 @@ class Reader:
 
     Args:
         form: how calls are written; ``None`` where no tool may be called.
+        names: of tools whose calls may lack the form's tags.
         thinks: the answer may begin with thoughts.
         is_open: its thoughts are open from the start.
 
     Attributes:
         thought: all thoughts so far.
         text: all text so far.
+        repeats: the answer has repeated a call, which was dropped.
     """
 
-    def __init__(self, form: ToolFormat | None, *, thinks: bool, is_open: bool) -> None:
+    def __init__(
+        self,
+        form: ToolFormat | None,
+        names: Sequence[str] = (),
+        *,
+        thinks: bool = False,
+        is_open: bool = False,
+    ) -> None:
         self.thought = self.text = ""
+        self.repeats = False
         self._calls: list[_OpenCall] = []
         self._form = form
         self._buffer = ""
@@ -76,14 +95,12 @@ class Reader:
         self._state: Callable[[], list[Piece] | None] = self._begin_text
         if thinks:
             self._state = self._think if is_open else self._begin
-        self._opens: Sequence[str] = ()
-        self._tag = self._mark = ""
-        if form is not None:
-            self._opens = [form.opening, *(opening for opening, _ in bare_forms(form))]
-            self._tag = tag_of(form)
-            self._mark = (
-                form.opening[form.opening.rfind("{") :] if "{" in form.opening else (form.opening)
-            )
+        self._tag = tag_of(form) if form else ""
+        self._mark = form.opening[max(0, form.opening.rfind("{")) :] if form else ""
+        self._loose = None
+        if form and names:
+            self._loose = LooseForm.of(form, [json.dumps(name)[1:-1] for name in names])
+        self._patience = _SPACES + max(map(len, names), default=0)
 
     @property
     def thinking(self) -> bool:
@@ -145,12 +162,28 @@ class Reader:
     def _begin_text(self) -> list[Piece] | None:
         if not self._buffer:
             return None
-        begun = any(self._buffer.startswith(opening) for opening in self._opens)
-        begins = any(opening.startswith(self._buffer) for opening in self._opens)
-        if begins and not begun and not self._final:
+        opening = self._form.opening if self._form else ""
+        if self._loose and (loose := re.match(self._loose.start, self._buffer)):
+            return self._begin_call(loose.groups()[-1], self._buffer[loose.end() :])
+        if opening and not self._final and self._may_be_call(opening):
             return None
-        self._state = self._read_name if begun or (begins and self._cut) else self._read_text
+        tagged = opening and self._buffer.startswith(opening)
+        begins = self._cut and opening.startswith(self._buffer)
+        self._state = self._read_name if tagged or begins else self._read_text
         return []
+
+    def _may_be_call(self, opening: str) -> bool:
+        """Whether what came so far may grow into a call."""
+        if len(self._buffer) < len(opening) and opening.startswith(self._buffer):
+            return True
+        starts_loose = self._buffer.startswith("{") or "```".startswith(self._buffer[:3])
+        return bool(self._loose) and starts_loose and len(self._buffer) < self._patience
+
+    def _begin_call(self, name: str, rest: str) -> list[Piece]:
+        self._buffer = rest
+        self._calls.append(_OpenCall(_unescaped(name)))
+        self._state = self._read_arguments
+        return [Piece("call", "", begins=True)] if len(self._calls) == 1 else []
 
     def _read_text(self) -> list[Piece] | None:
         text, tagged, rest = self._buffer, "", ""
@@ -169,30 +202,40 @@ class Reader:
         assert self._form is not None
         _, begun, rest = self._buffer.partition(self._mark)
         name, ended, rest = rest.partition(self._form.between)
-        if not (begun and ended):
-            is_call = begun or not self._calls
-            return self._read_cut_name(name) if self._cut and is_call and self._buffer else None
-        self._buffer = rest
-        self._calls.append(_OpenCall(_unescaped(name)))
-        self._state = self._read_arguments
-        return [Piece("call", "", begins=True)]
-
-    def _read_cut_name(self, name: str) -> list[Piece] | None:
-        self._buffer = ""
-        self._calls.append(_OpenCall(name))
-        return [Piece("call", "", begins=True)]
+        if begun and ended:
+            return self._begin_call(name, rest)
+        if not self._cut or not self._buffer or (self._calls and not begun):
+            return None
+        return self._begin_call(name.partition(self._form.between[:1])[0], "")
 
     def _read_arguments(self) -> list[Piece] | None:
-        if not self._buffer:
-            return None
         call = self._calls[-1]
+        text = self._take_arguments(call)
+        if len(self._calls) == 1:
+            return [Piece("call", text)] if text else None
+        # Later calls show when they are whole: models repeat calls, and a repeat is dropped.
+        if call.complete and call.says in [other.says for other in self._calls[:-1]]:
+            self._calls.pop()
+            self.repeats = True
+            self._state = self._skip
+            return []
+        if call.shown or not (call.complete or self._final):
+            return None
+        call.shown = True
+        return [Piece("call", call.arguments, begins=True)]
+
+    def _take_arguments(self, call: _OpenCall) -> str:
         end = call.end_within(self._buffer)
         text, self._buffer = self._buffer[:end], "" if end is None else self._buffer[end:]
+        text = text if call.arguments else text.lstrip()
         call.arguments += text
         if end is not None:
             call.complete = True
             self._state = self._read_name
-        return [Piece("call", text)]
+        return text
+
+    def _skip(self) -> None:
+        return None
 
     def _grow_thought(self, text: str) -> list[Piece]:
         text = text if self.thought else text.lstrip()

@@ -326,8 +326,10 @@ class Session:
     def _reader(self) -> Reader:
         request, chat = self.request, self._chat
         calls = bool(request.tools) and request.tool_choice != "none"
+        loose = request.tool_choice == "auto" and request.grammar is None
         return Reader(
             chat.tool_format if calls else None,
+            [tool["function"]["name"] for tool in request.tools] if loose else (),
             thinks=chat.thinking and self._prompt.protocol is None,
             is_open=chat.opens_thinking or request.binds_answer,
         )
@@ -385,7 +387,7 @@ class Session:
 def answer_constraint(request: Request, chat: ChatFormat) -> Constraint | None:
     """What the request's grammar or tools make of its answer."""
     budget, grammar = request.max_tokens, request.grammar
-    if grammar is None and request.tools:
+    if request.tools:
         grammar = call_grammar(
             request.tools,
             request.tool_choice,
@@ -393,5 +395,6 @@ def answer_constraint(request: Request, chat: ChatFormat) -> Constraint | None:
             chat.spell,
             budget,
             parallel=request.parallel_tool_calls,
+            answer=grammar,
         )
     return chat.grammars.compile(grammar, budget) if grammar else None

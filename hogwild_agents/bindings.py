@@ -1,0 +1,123 @@
+"""What may be bound to a model beside its settings: tools, their choice, the answer's format. Knows
+LangChain's and OpenAI's ways to say so; gives the engine's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+
+from hogwild_engine.errors import require
+from hogwild_engine.grammar import Grammar
+
+Tool = dict[str, Any] | type | Callable | BaseTool
+
+_FORCED = frozenset({"any", "required"})
+
+_JSON = "Answer with a JSON object and nothing else."
+_SCHEMA = "Answer with nothing but JSON that fits this schema:\n{schema}"
+_FINAL = "Your final answer must be nothing but JSON that fits this schema:\n{schema}"
+
+
+def to_tools(tools: Sequence[Tool], strict: bool | None = None) -> list[dict[str, Any]]:
+    """Functions, pydantic classes, tools and schemas in OpenAI's form.
+
+    Raises:
+        ConfigError: one of them cannot be converted.
+    """
+    return [_to_tool(tool, strict) for tool in tools]
+
+
+def _to_tool(tool: Tool, strict: bool | None) -> dict[str, Any]:
+    try:
+        made = convert_to_openai_tool(tool, strict=strict)
+    except Exception as error:
+        require(False, "tools", "functions, classes, tools or schemas", tool, str(error))
+        raise AssertionError from error
+    function = made.get("function")
+    is_function = isinstance(function, dict) and isinstance(function.get("name"), str)
+    todo = "this model runs here and has no tools of a provider"
+    require(is_function, "tools", "tools that are functions", made, todo)
+    return made
+
+
+def to_choice(choice: object, names: Sequence[str]) -> str:
+    """The engine's ``tool_choice`` for any of LangChain's, OpenAI's and Anthropic's.
+
+    Raises:
+        ConfigError: it names no tool.
+    """
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        named = function if isinstance(function, Mapping) else choice
+        choice = named.get("name") or choice.get("type")
+    if choice is None or choice == "auto":
+        return "auto"
+    if choice is False or choice == "none":
+        return "none"
+    if choice is True or (choice in _FORCED and choice not in names):
+        return "any"
+    wanted = f"'auto', 'any', 'none' or one of {list(names)}"
+    require(choice in names, "tool_choice", wanted, choice)
+    return str(choice)
+
+
+class Format(NamedTuple):
+    """How an answer is to look.
+
+    Args:
+        grammar: what binds it.
+        rule: what the model is told of it.
+    """
+
+    grammar: Grammar
+    rule: str
+
+
+def to_format(response_format: object, *, has_tools: bool) -> Format | None:
+    """The engine's grammar for a ``response_format``.
+
+    Args:
+        response_format: OpenAI's dict, a JSON schema, a pydantic class or a TypedDict.
+        has_tools: the answer may be a call instead.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if response_format is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Format(Grammar.json({"type": "object"}), _JSON)
+    schema = _schema(response_format)
+    told = json.dumps(schema, ensure_ascii=False)
+    return Format(Grammar.json(schema), (_FINAL if has_tools else _SCHEMA).format(schema=told))
+
+
+def _schema(response_format: Any) -> dict[str, Any]:
+    if isinstance(response_format, dict) and response_format.get("type") == "json_schema":
+        named = response_format.get("json_schema")
+        schema = named.get("schema") if isinstance(named, dict) else None
+        wanted = "a JSON schema under json_schema.schema"
+        require(isinstance(schema, dict), "response_format", wanted, response_format)
+        return dict(schema or {})
+    try:
+        return convert_to_json_schema(response_format)
+    except Exception as error:
+        wanted = "a response_format of OpenAI's, a JSON schema, or a class"
+        require(False, "response_format", wanted, response_format, str(error))
+        raise AssertionError from error
+
+
+def add_rule(messages: Sequence[dict[str, Any]], rule: str) -> tuple[dict[str, Any], ...]:
+    """Put a rule behind the last human message."""
+    places = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    if not places:
+        return (*messages, {"role": "user", "content": rule})
+    place = places[-1]
+    told = {**messages[place], "content": f"{messages[place]['content']}\n\n{rule}"}
+    return (*messages[:place], told, *messages[place + 1 :])
