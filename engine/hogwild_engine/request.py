@@ -184,6 +184,10 @@ def check_answer_settings(request: Request) -> None:
     both = request.grammar is not None and forced
     todo = "leave the choice of tools to the model"
     require(not both, "grammar", "none beside a tool_choice that forces calls", choice, todo)
+    todo = "text under a grammar ends where the grammar does"
+    bound = request.binds_answer or request.worker_grammar is not None
+    endless = request.ignore_eos and bound
+    require(not endless, "ignore_eos", "False with tools or a grammar", True, todo)
     joins = request.answer == "join" and len(request.workers) > 1 and request.binds_answer
     todo = "joined paragraphs are no answer that tools or a grammar could shape"
     require(not joins, "answer", "'write' with tools or a grammar", request.answer, todo)
