@@ -84,6 +84,8 @@ class Reply:
             block: Block = {"type": "text", "text": event.text, "index": "lc_answer"}
             return self._chunk([block] if self._has_blocks else event.text)
         if isinstance(event, CallToken):
+            if event.name == "":  # cut before its name: a call that only the end can tell of
+                return None
             return self._call_chunk(event.call, event.name, event.text)
         if isinstance(event, Finished):
             return self._last_chunk(event)
@@ -105,7 +107,8 @@ class Reply:
         if finished.calls and not finished.calls[-1].complete:
             cut = finished.calls[-1].arguments
             ending = unrepairable(cut).removeprefix(cut)
-            chunk = self._call_chunk(len(finished.calls) - 1, None, ending)
+            name = None if finished.calls[-1].name else ""
+            chunk = self._call_chunk(len(finished.calls) - 1, name, ending)
         chunk.usage_metadata = self._usage(finished)
         chunk.response_metadata |= self._metadata(finished)
         chunk.chunk_position = "last"

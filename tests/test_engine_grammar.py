@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hogwild_engine import Request, SamplingParams, make_workers
+from hogwild_engine.call_grammar import call_grammar
 from hogwild_engine.chat import ChatFormat
 from hogwild_engine.constraint import forbid
 from hogwild_engine.engine import Engine
@@ -19,6 +20,7 @@ from hogwild_engine.errors import ConfigError, RequestError
 from hogwild_engine.events import AnswerToken, Finished
 from hogwild_engine.grammar import Grammar
 from hogwild_engine.schema import bounded
+from hogwild_engine.tools import OURS
 
 QUESTION = ({"role": "user", "content": "Say it."},)
 ADDRESS = {
@@ -179,3 +181,40 @@ def test_lengths_are_bounded_by_the_budget_and_bounds_of_the_author_kept() -> No
     assert 0 < small["list"]["maxItems"] < large["list"]["maxItems"]
     assert "maxLength" in small["list"]["items"]
     assert small["count"] == {"type": "integer", "minimum": 3, "maximum": 2**53 - 1}
+
+
+# Answers that may call tools
+
+
+_PROPERTIES = {"x": {"type": "string"}}
+PAINT = {"name": "pa/int", "parameters": {"type": "object", "properties": _PROPERTIES}}
+CALLED = '<tool_call>\n{"name": "pa/int", "arguments": {"x": "1"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        (CALLED, True),
+        (f"{CALLED}\n{CALLED}", True),
+        (CALLED.replace('"x": "1"', '"y": "1"'), False),
+        ('```json\n{\n  "name": "pa/int",\n  "arguments": {"x": "1"}\n}\n```', True),
+        ('```json\n{\n  "name": "pa/int",\n  "arguments": {"y": "1"}\n}\n```', False),
+        ('{"name": "pa/int", "arguments": {}}', True),
+        ('{"name": "Bob", "arguments": 3}', True),
+        ("```python\nprint(1)\n```", True),
+        ("Hello <b> {x} ```json\n{}", True),
+        ("Hello <tool_call>", False),
+        ('<tool_call>\n{"name": "other', False),
+    ],
+)
+def test_text_goes_on_freely_until_it_is_a_call(chat: ChatFormat, text: str, fits: bool) -> None:
+    tools = [{"type": "function", "function": PAINT}]
+    grammar = call_grammar(tools, "auto", OURS, chat.spell, 99, parallel=True)
+    constraint = chat.grammars.compile(grammar, 99)
+    try:
+        for token in chat.encode(text):
+            constraint.take(token)
+    except RuntimeError:
+        assert not fits
+    else:
+        assert constraint.matcher.is_accepting() == fits

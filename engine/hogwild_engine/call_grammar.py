@@ -70,8 +70,8 @@ def call_grammar(
     begins_special = spell(form.opening).startswith("<[")
     starts = ["TEXT", "TEXT? calls" if begins_special else "calls"]
     if loose := LooseForm.of(form, list(named.values())):
-        starts.append("bare | fenced")
-        rules += loose.rules(list(named.values()))
+        starts.append("bare")
+        rules += loose.rules()
     return Grammar.lark("\n".join([f"start: {' | '.join(starts)}", _text(form, loose), *rules]))
 
 
@@ -96,37 +96,34 @@ class LooseForm(NamedTuple):
     expressions in the syntax of both Lark and Python.
 
     Args:
-        opening: to the name.
-        between: from the name to the arguments.
-        closing: behind them.
-        start: all to the arguments, for any of the tools; its last group is the name.
+        starts: all to the arguments, an expression a tool.
+        closing: what stands behind them, but for the end of a code fence.
     """
 
-    opening: str
-    between: str
+    starts: tuple[str, ...]
     closing: str
-    start: str
 
     @classmethod
     def of(cls, form: ToolFormat, names: Sequence[str]) -> LooseForm | None:
-        """The loose form of a form that writes JSON."""
+        """The loose form of a form that writes JSON; ``names`` as they stand in JSON."""
         _, found, rest = form.opening.partition("{")
         if not found or not form.closing.startswith("}"):
             return None
         opening, between = _loosened("{" + rest), _loosened(form.between)
-        named = "|".join(map(_escaped, names))
-        start = f"({_FENCE})?{opening}({named}){between}"
-        return cls(opening, between, _GAP + "\\}", start)
+        starts = (f"({_FENCE})?{opening}{_escaped(name)}{between}" for name in names)
+        return cls(tuple(starts), _GAP + "\\}")
 
-    def rules(self, names: Sequence[str]) -> list[str]:
-        """Rules ``bare`` and ``fenced``."""
-        calls = (f'"{name}" BETWEEN arguments{number}' for number, name in enumerate(names))
+    def rules(self) -> list[str]:
+        """Rules for ``bare``. What leads to the arguments is one lexeme: it must not end while
+        free text could go on.
+        """
+        numbers = range(len(self.starts))
+        calls = " | ".join(f"START{number} arguments{number}" for number in numbers)
         return [
-            f"bare: OPENING ({' | '.join(calls)}) CLOSING",
-            f"fenced: /{_FENCE}/ bare /{_GAP}```/",
-            f"OPENING: /{self.opening}/",
-            f"BETWEEN: /{self.between}/",
+            f"bare: ({calls}) CLOSING FENCE?",
             f"CLOSING: /{self.closing}/",
+            f"FENCE: /{_GAP}```/",
+            *(f"START{number}: /{start}/" for number, start in enumerate(self.starts)),
         ]
 
 
@@ -146,7 +143,7 @@ def _text(form: ToolFormat, loose: LooseForm | None = None) -> str:
     tag = tag_of(form)
     text = "TEXT: /(?s:.+)/"
     text += rf" & ~/(?s:.*{_escaped(tag)}.*)/" if tag else rf" & ~/(?s:{_escaped(form.opening)}.*)/"
-    return text + (rf" & ~/(?s:{loose.start}.*)/" if loose else "")
+    return text + (rf" & ~/(?s:({'|'.join(loose.starts)}).*)/" if loose else "")
 
 
 def _escaped(text: str) -> str:

@@ -97,9 +97,8 @@ class Reader:
             self._state = self._think if is_open else self._begin
         self._tag = tag_of(form) if form else ""
         self._mark = form.opening[max(0, form.opening.rfind("{")) :] if form else ""
-        self._loose = None
-        if form and names:
-            self._loose = LooseForm.of(form, [json.dumps(name)[1:-1] for name in names])
+        self._names = [json.dumps(name)[1:-1] for name in names]
+        self._loose = LooseForm.of(form, self._names) if form and names else None
         self._patience = _SPACES + max(map(len, names), default=0)
 
     @property
@@ -163,8 +162,11 @@ class Reader:
         if not self._buffer:
             return None
         opening = self._form.opening if self._form else ""
-        if self._loose and (loose := re.match(self._loose.start, self._buffer)):
-            return self._begin_call(loose.groups()[-1], self._buffer[loose.end() :])
+        for name, start in zip(
+            self._names, self._loose.starts if self._loose else (), strict=False
+        ):
+            if loose := re.match(start, self._buffer):
+                return self._begin_call(name, self._buffer[loose.end() :])
         if opening and not self._final and self._may_be_call(opening):
             return None
         tagged = opening and self._buffer.startswith(opening)
