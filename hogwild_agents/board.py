@@ -11,6 +11,7 @@ from hogwild_engine.events import (
     Event,
     ParagraphFinished,
     Step,
+    ThoughtToken,
     Token,
     WorkerEnd,
     WorkerFinished,
@@ -39,7 +40,7 @@ class Desk:
 
 
 class Board:
-    """The open paragraphs, the answer, and how fast they grow.
+    """The open paragraphs, the answer with the thoughts before it, and how fast they grow.
 
     Args:
         workers: their names.
@@ -50,6 +51,7 @@ class Board:
         self.desks = {name: Desk() for name in workers}
         self.steps = 0
         self.tokens = 0
+        self.thought = ""
         self.answer = ""
         self._clock = clock
         self._started: float | None = None
@@ -65,6 +67,9 @@ class Board:
                 self.desks[paragraph.worker].write(paragraph.number + 1, "")
             case WorkerFinished(worker=worker, reason=reason):
                 self.desks[worker].end = ENDS[reason]
+            case ThoughtToken(text=text):
+                self._count(1)
+                self.thought += text
             case AnswerToken(text=text):
                 self._count(1)
                 self.answer += text

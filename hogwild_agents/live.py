@@ -54,7 +54,11 @@ class Frame:
         most = max(height // 3, MAX_TEXT_LINES)
         if self.board.answer or len(self.board.desks) == 1:
             num_lines = max(min(height - BORDER_LINES, most), 1)
-            yield _panel(Text("answer"), self.board.answer, "white", num_lines)
+            thinks = bool(self.board.thought) and not self.board.answer
+            title, text = (
+                ("thoughts", self.board.thought) if thinks else ("answer", self.board.answer)
+            )
+            yield _panel(Text(title), text, "white", num_lines)
         else:
             yield _desks(self.board.desks, options.max_width, height, most)
         yield Text(self.board.speed(), style="dim", no_wrap=True, overflow="ellipsis")
@@ -174,7 +178,10 @@ class LiveView:
         self._console.print(Text.assemble((title, f"bold {color}"), text), "", sep="\n")
 
     def _print_end(self, finished: Finished) -> None:
-        if len(self._board.desks) > 1:
+        if thought := finished.thought.strip():
+            self._console.print(Text("Thoughts:", style="bold"))
+            self._console.print(Text(printable(thought)), "", sep="\n")
+        if len(self._board.desks) > 1 or thought:
             self._console.print(Text("Answer:", style="bold"))
         self._console.print(Text(printable(finished.text).strip()), "", sep="\n")
         self._console.print(Text(summary(finished), style="dim"))

@@ -8,7 +8,14 @@ from __future__ import annotations
 import json
 from typing import Protocol, Self, TextIO
 
-from hogwild_engine.events import AnswerToken, Event, Finished, Paragraph, ParagraphFinished
+from hogwild_engine.events import (
+    AnswerToken,
+    Event,
+    Finished,
+    Paragraph,
+    ParagraphFinished,
+    ThoughtToken,
+)
 
 _KEPT = "\n\t"
 _CONTROLS = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in _KEPT}
@@ -50,11 +57,14 @@ class JsonView(_StreamView):
 
 
 class PlainView(_StreamView):
-    """Each paragraph when it is finished, then the answer while it is written, then the summary."""
+    """Each paragraph when it is finished, then thoughts and answer while they are written, then
+    the summary.
+    """
 
     def __init__(self, out: TextIO) -> None:
         super().__init__(out)
         self._told_paragraphs = False
+        self._told_thoughts = False
         self._told_answer = False
 
     def show(self, event: Event) -> None:
@@ -62,16 +72,26 @@ class PlainView(_StreamView):
             case ParagraphFinished(paragraph=paragraph):
                 self._told_paragraphs = True
                 self._write("".join(announced(paragraph)) + "\n\n")
+            case ThoughtToken(text=text):
+                self._thought(printable(text))
             case AnswerToken(text=text):
                 self._answer(printable(text))
             case Finished():
                 self._write(f"\n\n{summary(event)}\n")
 
+    def _thought(self, text: str) -> None:
+        if not self._told_thoughts:
+            text = text.lstrip()
+            text = text and f"Thoughts:\n{text}"
+        self._told_thoughts = self._told_thoughts or bool(text)
+        self._write(text)
+
     def _answer(self, text: str) -> None:
         if not self._told_answer:
             text = text.lstrip()
-            if text and self._told_paragraphs:
-                text = f"Answer:\n{text}"
+            if text and (self._told_paragraphs or self._told_thoughts):
+                gap = "\n\n" if self._told_thoughts else ""
+                text = f"{gap}Answer:\n{text}"
         self._told_answer = self._told_answer or bool(text)
         self._write(text)
 

@@ -20,6 +20,7 @@ from hogwild_engine.events import (
     Paragraph,
     ParagraphFinished,
     Step,
+    ThoughtToken,
     Token,
     Usage,
     WorkerFinished,
@@ -98,6 +99,21 @@ def test_plain_view_ends_with_the_answer_and_one_summary_line() -> None:
 def test_plain_view_of_one_worker_is_the_answer_alone() -> None:
     finished = answered("Tea.", answer_tokens=2)
     assert plain(AnswerToken("Tea."), finished) == f"Tea.\n\n{summary(finished)}\n"
+
+
+def test_plain_view_tells_thoughts_from_the_answer() -> None:
+    finished = answered("Tea.", answer_tokens=2)
+    told = plain(ThoughtToken("\n Hot"), ThoughtToken(" or cold?"), AnswerToken("\nTea."), finished)
+    assert told == f"Thoughts:\nHot or cold?\n\nAnswer:\nTea.\n\n{summary(finished)}\n"
+
+
+def test_live_view_shows_thoughts_until_the_answer_begins() -> None:
+    board = board_of(1, "")
+    board.apply(ThoughtToken("Hot or cold?"))
+    assert any("thoughts" in line for line in frame(board))
+    assert any("Hot or cold?" in line for line in frame(board))
+    board.apply(AnswerToken("Tea."))
+    assert not any("Hot or cold?" in line for line in frame(board))
 
 
 def test_plain_view_flushes_what_it_writes() -> None:
