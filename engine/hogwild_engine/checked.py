@@ -57,10 +57,10 @@ def check(
     num_pages = selfcheck.num_pages(config.page_size)
     cache = KVCache(shapes, num_pages, config.page_size, config.attention)
     hooked = Runner(HookedForward(model), cache, windows)
-    error = selfcheck.check_logits(model, hooked, ids)
+    fed = selfcheck.check_logits(model, hooked, ids)
     # The lean forward holds compiled attention of its own.
     takes_lean = config.attention in ("auto", "native")
-    lean = _lean(model, hooked, windows, ids) if takes_lean else None
+    lean = _lean(model, hooked.cache, windows, ids, fed.logits) if takes_lean else None
     reaches: linear.Reaches = {}
     if config.quantization == "int8":
         with linear.measured(model) as reaches:
@@ -69,18 +69,22 @@ def check(
         linear.pack(model, config.quantization, reaches)
     else:
         lean.pack(config.quantization, reaches)
-    return CheckedModel(lean or hooked.forward, shapes, windows, context_len, error)
+    return CheckedModel(lean or hooked.forward, shapes, windows, context_len, fed.error)
 
 
 def _lean(
-    model: Any, hooked: Runner, windows: list[int | None], ids: Sequence[int]
+    model: Any,
+    cache: KVCache,
+    windows: list[int | None],
+    ids: Sequence[int],
+    hooked: torch.Tensor,
 ) -> LeanForward | None:
-    """The lean forward where the model has its shape and it gives the same logits."""
-    shapes = list(hooked.cache.shapes)
+    """The lean forward where the model has its shape and it gives the hooked one's logits."""
+    shapes = list(cache.shapes)
     if not LeanForward.fits(model, shapes):
         return None
     lean = LeanForward(model, shapes)
-    error = selfcheck.lean_error(Runner(lean, hooked.cache, windows), hooked, ids)
+    error = selfcheck.lean_error(Runner(lean, cache, windows), hooked, ids)
     bound = selfcheck.LEAN_BOUND[shapes[0].dtype]
     if error < bound:
         return lean

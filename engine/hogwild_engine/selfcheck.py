@@ -5,7 +5,7 @@ its name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -107,7 +107,16 @@ def num_pages(page_size: int) -> int:
     return sum(-(-length // page_size) for length in BLOCK_LENGTHS)
 
 
-def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> float:
+class Blockwise(NamedTuple):
+    """Logits of a text that was fed in blocks, float32 ``[T, V]``, and their relative error against
+    the plain forward's.
+    """
+
+    logits: torch.Tensor
+    error: float
+
+
+def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> Blockwise:
     """Feed a text in three blocks of two pieces each and compare with one plain forward.
 
     Args:
@@ -115,16 +124,14 @@ def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> float:
         runner: runs it over the cache.
         ids: at least 24 token ids.
 
-    Returns:
-        The relative error of the logits.
-
     Raises:
         ModelRefusedError: the logits differ, or a wrong rotation goes unnoticed.
     """
     ids = list(ids)[: sum(BLOCK_LENGTHS)]
     plain = plain_logits(model, ids)
     bound = LOGIT_BOUND[runner.cache.shapes[0].dtype]
-    error = _relative(_blockwise(runner, ids, turned=True), plain)
+    logits = _blockwise(runner, ids, turned=True)
+    error = _relative(logits, plain)
     if not error < bound:
         detail = (
             f"logits over three blocks differ from the plain forward by {error:.2g} (relative), "
@@ -139,7 +146,7 @@ def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> float:
                 f"the check cannot tell them apart tenfold; load it with dtype='float32'"
             )
             raise ModelRefusedError("control", detail)
-    return error
+    return Blockwise(logits, error)
 
 
 def plain_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
@@ -153,10 +160,10 @@ def plain_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
         model.set_attn_implementation(hook.ATTENTION_NAME)
 
 
-def lean_error(lean: Runner, hooked: Runner, ids: Sequence[int]) -> float:
+def lean_error(lean: Runner, hooked: torch.Tensor, ids: Sequence[int]) -> float:
     """Relative error of the lean forward's logits against the hooked one's over the same blocks."""
     ids = list(ids)[: sum(BLOCK_LENGTHS)]
-    return _relative(*(_blockwise(runner, ids, turned=True) for runner in (lean, hooked)))
+    return _relative(_blockwise(lean, ids, turned=True), hooked)
 
 
 def _blockwise(runner: Runner, ids: list[int], *, turned: bool) -> torch.Tensor:
