@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from hogwild_engine import linear, selfcheck, weights
 from hogwild_engine.cache import KVCache, LayerShape
 from hogwild_engine.config import EngineConfig
