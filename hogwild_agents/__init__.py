@@ -28,9 +28,9 @@ if TYPE_CHECKING:
         SessionFailedError,
         WorkerNameError,
     )
+    from hogwild_agents.grammar import Grammar
     from hogwild_agents.node import HogwildNode
     from hogwild_agents.worker import Worker
-    from hogwild_engine.grammar import Grammar
 
     __version__: str
 
@@ -58,7 +58,7 @@ __all__ = [
 
 _HOMES = {
     "ChatHogwild": "hogwild_agents.chat_model",
-    "Grammar": "hogwild_engine.grammar",
+    "Grammar": "hogwild_agents.grammar",
     "HogwildNode": "hogwild_agents.node",
     "Worker": "hogwild_agents.worker",
 }

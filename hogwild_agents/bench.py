@@ -120,7 +120,9 @@ class BenchConfig:
             ("repeats", (self.repeats,), 1),
         ):
             require(min(given) >= least, name, f"at least {least}", min(given))
-        EngineConfig(self.model, num_threads=self.threads)
+        least_threads = self.threads is None or self.threads >= 1
+        require(least_threads, "threads", "at least 1", self.threads)
+        EngineConfig(self.model)
 
     def engine_config(self, dtype: str) -> EngineConfig:
         """The engine that serves ``dtype``, with pages for the largest setting."""

@@ -29,12 +29,15 @@ def to_tools(tools: Sequence[Tool], strict: bool | None = None) -> list[dict[str
     Raises:
         ConfigError: one of them cannot be converted.
     """
+    several = isinstance(tools, Sequence) and not isinstance(tools, str)
+    require(several, "tools", "a list of tools", tools)
     return [_to_tool(tool, strict) for tool in tools]
 
 
 def _to_tool(tool: Tool, strict: bool | None) -> dict[str, Any]:
     try:
         made = convert_to_openai_tool(tool, strict=strict)
+        json.dumps(made)
     except Exception as error:
         require(False, "tools", "functions, classes, tools or schemas", tool, str(error))
         raise AssertionError from error
@@ -55,6 +58,8 @@ def to_choice(choice: object, names: Sequence[str]) -> str:
         function = choice.get("function")
         named = function if isinstance(function, Mapping) else choice
         choice = named.get("name") or choice.get("type")
+    plain = choice is None or isinstance(choice, str | bool)
+    require(plain, "tool_choice", "a name, 'auto', 'any' or 'none'", choice)
     if choice is None or choice == "auto":
         return "auto"
     if choice is False or choice == "none":
@@ -93,12 +98,17 @@ def to_format(response_format: object, *, has_tools: bool) -> Format | None:
         return None
     if kind == "json_object":
         return Format(Grammar.json({"type": "object"}), _JSON)
-    schema = _schema(response_format)
+    schema = to_schema(response_format)
     told = json.dumps(schema, ensure_ascii=False)
     return Format(Grammar.json(schema), (_FINAL if has_tools else _SCHEMA).format(schema=told))
 
 
-def _schema(response_format: Any) -> dict[str, Any]:
+def to_schema(response_format: Any) -> dict[str, Any]:
+    """The JSON schema that a ``response_format`` names.
+
+    Raises:
+        ConfigError: it names none.
+    """
     if isinstance(response_format, dict) and response_format.get("type") == "json_schema":
         named = response_format.get("json_schema")
         schema = named.get("schema") if isinstance(named, dict) else None
@@ -106,7 +116,9 @@ def _schema(response_format: Any) -> dict[str, Any]:
         require(isinstance(schema, dict), "response_format", wanted, response_format)
         return dict(schema or {})
     try:
-        return convert_to_json_schema(response_format)
+        made = convert_to_json_schema(response_format)
+        json.dumps(made)
+        return made
     except Exception as error:
         wanted = "a response_format of OpenAI's, a JSON schema, or a class"
         require(False, "response_format", wanted, response_format, str(error))

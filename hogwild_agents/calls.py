@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from hogwild_agents import engines
 from hogwild_agents.errors import ModelTimeoutError, translated
 from hogwild_engine.config import EngineConfig
-from hogwild_engine.errors import SessionCancelledError, complaint
+from hogwild_engine.errors import SessionCancelledError
 from hogwild_engine.events import Event, Finished
 from hogwild_engine.request import Request
 
@@ -123,9 +123,9 @@ def _served(
     except SessionCancelledError as error:
         if not late.is_set():
             raise
-        wanted = f"an answer within {timeout_s} s"
+        said = f"timeout: wanted an answer within {timeout_s} s, and it is not finished; "
         todo = "allow more time, or lower max_steps or max_tokens"
-        raise ModelTimeoutError(complaint("timeout", wanted, "none", todo)) from error
+        raise ModelTimeoutError(said + todo) from error
     finally:
         if timer is not None:
             timer.cancel()

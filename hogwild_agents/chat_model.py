@@ -52,7 +52,12 @@ _ENGINE = (
     "dtype",
     "quantization",
     "device",
+    "attention",
+    "cuda_graphs",
+    "prefix_cache",
     "num_pages",
+    "page_size",
+    "max_pass_tokens",
     "memory_fraction",
     "num_threads",
     "trust_remote_code",
@@ -88,8 +93,9 @@ class ChatHogwild(BaseChatModel):
         logprobs: put the answer's tokens with their probabilities in the response's metadata.
         timeout: seconds for a whole call, loading left out.
         quantization: "int8" is faster on the CPU and less exact.
-        dtype, device, num_pages, memory_fraction, num_threads, trust_remote_code, revision: see
-            `EngineConfig`. Models of equal settings share one engine.
+        dtype, device, attention, cuda_graphs, prefix_cache, num_pages, page_size, max_pass_tokens,
+            memory_fraction, num_threads, trust_remote_code, revision: see
+            `hogwild_engine.EngineConfig`. Models of equal settings share one engine.
 
         All may be given for one call too: ``llm.invoke(…, max_steps=8)``. ``HOGWILD_MODEL`` and
         ``HOGWILD_DEVICE`` in the environment take the place of the defaults.
@@ -152,7 +158,12 @@ class ChatHogwild(BaseChatModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8"] = "none"
     device: str = Field(default_factory=lambda: os.environ.get("HOGWILD_DEVICE") or "auto")
+    attention: Literal["auto", "reference", "cpu", "native", "triton"] = "auto"
+    cuda_graphs: bool = False
+    prefix_cache: bool = True
     num_pages: int | None = None
+    page_size: int = EngineConfig().page_size
+    max_pass_tokens: int = EngineConfig().max_pass_tokens
     memory_fraction: float = EngineConfig().memory_fraction
     num_threads: int | None = None
     trust_remote_code: bool = False

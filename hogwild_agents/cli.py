@@ -59,6 +59,14 @@ def main(args: Sequence[str] | None = None) -> int:
         return _exit_code(error)
 
 
+Model = Annotated[
+    str,
+    typer.Option(
+        envvar="HOGWILD_MODEL", help="A hub id, a folder, a .gguf file, or the embedded model."
+    ),
+]
+
+
 @app.callback(invoke_without_command=True)
 def hogwild(
     context: typer.Context,
@@ -74,9 +82,7 @@ def hogwild(
 @app.command()
 def run(
     prompt: Annotated[str, typer.Argument(help="The task; - reads it from standard input.")],
-    model: Annotated[
-        str, typer.Option(help="A hub id, a folder, a .gguf file, or the embedded model.")
-    ] = EMBEDDED_MODEL,
+    model: Model = EMBEDDED_MODEL,
     workers: Annotated[
         str, typer.Option(help="A number, or names: Alice,Bob. 1 is the model by itself.")
     ] = "2",
@@ -118,9 +124,9 @@ def run(
         max_tokens=max_tokens,
         sampling=SamplingParams(temperature=temperature, top_p=top_p, seed=seed),
     )
-    _serve(
-        EngineConfig(model=model, quantization=quantization), request, as_json=as_json, debug=debug
-    )
+    device = os.environ.get("HOGWILD_DEVICE") or "auto"
+    config = EngineConfig(model=model, quantization=quantization, device=device)
+    _serve(config, request, as_json=as_json, debug=debug)
 
 
 @app.command()
@@ -134,9 +140,7 @@ def demo(debug: Debug = False) -> None:
 
 @app.command()
 def bench(
-    model: Annotated[
-        str, typer.Option(help="A hub id, a folder, a .gguf file, or the embedded model.")
-    ] = EMBEDDED_MODEL,
+    model: Model = EMBEDDED_MODEL,
     dtype: Annotated[str, typer.Option(help="Some of bfloat16, float32, int8.")] = "bfloat16",
     context: Annotated[str, typer.Option(help="Tokens of the prompt.")] = "512",
     sessions: Annotated[str, typer.Option(help="Requests at once.")] = "1",
@@ -182,6 +186,9 @@ def _serve(config: EngineConfig, request: Request, *, as_json: bool = False, deb
 
 def _task(prompt: str) -> str:
     """The prompt, or standard input where it is ``-``; bytes that are no text are replaced."""
+    if prompt == "-" and sys.stdin is None:
+        wanted = "wanted standard input for -, and it is closed"
+        raise typer.BadParameter(wanted, param_hint="PROMPT")
     given = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
     task = given.decode("utf-8", "replace")
     if not task.strip():
@@ -201,7 +208,11 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 def _team(workers: str, roles: Sequence[str]) -> tuple[Worker, ...]:
     given = workers.strip()
     is_number = given.lstrip("-").isdecimal()
-    team = make_workers(int(given) if is_number else [name.strip() for name in given.split(",")])
+    names = [name.strip() for name in given.split(",")]
+    if not is_number and len(names) == 1:
+        wanted = f"wanted a number, or names with commas between them, got {workers!r}"
+        raise typer.BadParameter(wanted, param_hint="--workers")
+    team = make_workers(int(given) if is_number else names)
     told = dict(_role(role, [worker.name for worker in team]) for role in roles)
     return tuple(Worker(worker.name, told.get(worker.name)) for worker in team)
 
@@ -222,12 +233,17 @@ def _replace_what_the_encoding_lacks() -> None:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, TyperException):
-        text = f"{error.format_message().rstrip('.')}; see hogwild --help"
+        text = f"{error.format_message().rstrip('.')}; see {_path(error)} --help"
     elif isinstance(error, HogwildError):
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}"
     return " ".join(text.split())
+
+
+def _path(error: TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "hogwild"
 
 
 def _exit_code(error: Exception) -> int:

@@ -102,14 +102,16 @@ class EngineArm:
         if after.steps == before.steps:
             todo = "the requests were over before all of them had begun: give more steps"
             raise HogwildError(complaint("steps", "time to measure", steps, todo))
-        token_bytes = before.cache_bytes // (before.num_pages * before.page_size)
+        page_bytes = before.cache_bytes // before.num_pages
+        team = max(len(usage.worker_tokens), 1)
+        private_pages = team * -(-usage.private_tokens // (team * before.page_size))
         return {
             "steps": after.steps - before.steps,
             "tokens": after.encoded_tokens - before.encoded_tokens,
             "decode_s": after.busy_s - before.busy_s,
             "forward_s": after.forward_s - before.forward_s,
             "cache_bytes": held,
-            "private_cache_bytes": len(handles) * usage.private_tokens * token_bytes,
+            "private_cache_bytes": len(handles) * private_pages * page_bytes,
         }
 
 

@@ -235,7 +235,7 @@ def unrepairable(arguments: str) -> str:
             quoted = True
         elif char in "{[":
             open_brackets.append(char)
-        elif char in "}]":
+        elif char in "}]" and open_brackets:
             open_brackets.pop()
     closing = ("\\" if escaped else "") + ('"' if quoted else "")
     return arguments + closing + ("]" if open_brackets[-1:] == ["{"] else "}")

@@ -12,10 +12,9 @@ from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
-from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
-from hogwild_agents.bindings import to_tools
+from hogwild_agents.bindings import to_schema, to_tools
 from hogwild_engine.errors import require
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def structured(
     else:
         response_format: dict[str, Any] = {"type": "json_object"}
         if method == "json_schema":
-            json_schema = {"name": "answer", "schema": convert_to_json_schema(target)}
+            json_schema = {"name": "answer", "schema": to_schema(target)}
             response_format = {"type": "json_schema", "json_schema": json_schema}
         bound = llm.bind(response_format=response_format, **settings)
         parser = _WholeObject(pydantic_object=target) if _is_class(schema) else _WholeJson()

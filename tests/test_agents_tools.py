@@ -221,3 +221,20 @@ def test_strict_templates_get_turns_in_alternation(tokenizer: Any) -> None:
     assert chat.decode(chat.render(turns)) == "[user]s\n\na\n\nb[assistant]c[user]d"
     mild, *_ = stricter(turns)
     assert [turn["role"] for turn in mild] == ["system", "user", "assistant", "user"]
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda llm: Grammar.choice(),
+        lambda llm: Grammar.json(cast("Any", "x")),
+        lambda llm: Grammar.json({"a": object()}),
+        lambda llm: llm.bind_tools(5),
+        lambda llm: llm.bind_tools([add], tool_choice=["add"]),
+        lambda llm: llm.with_structured_output(5),
+        lambda llm: llm.make_call([HumanMessage("x")], worker_grammar=Grammar.regex("a")),
+    ],
+)
+def test_misuse_is_an_error_of_the_face(misuse: Any) -> None:
+    with pytest.raises(errors.ConfigError):
+        misuse(ChatHogwild(workers=1))

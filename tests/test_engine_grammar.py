@@ -218,3 +218,66 @@ def test_text_goes_on_freely_until_it_is_a_call(chat: ChatFormat, text: str, fit
         assert not fits
     else:
         assert constraint.matcher.is_accepting() == fits
+
+
+def test_a_grammar_for_workers_that_is_none_is_refused_and_holds_no_page(
+    engine: Engine, all_pages_free: Callable[[Engine], bool]
+) -> None:
+    for _ in range(3):
+        with pytest.raises(RequestError, match="llguidance"):
+            ask(engine, workers=2, worker_grammar=Grammar.regex("("), max_steps=4)
+    assert all_pages_free(engine)
+
+
+def test_a_whole_answer_is_whole_however_short_the_thinking_was(engine: Engine) -> None:
+    """The context ends the workers' phase; the answer is written to its end all the same."""
+    question = ({"role": "user", "content": "word " * 200},)
+    settings = {"max_steps": 400, "max_tokens": 90, "grammar": Grammar.choice("yes", "no")}
+    request = Request(question, make_workers(2), **settings)
+    finished = engine.submit(request).result()
+    assert "length" in finished.ends.values()
+    assert finished.text in ("yes", "no")
+    assert finished.finish_reason == "stop"
+
+
+TOOL = {"type": "function", "function": {"name": "t", "parameters": {"type": "object"}}}
+
+
+def tool_with(parameters: Any) -> Any:
+    return {"type": "function", "function": {"name": "t", "parameters": parameters}}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        (TOOL, TOOL),
+        (tool_with("x"),),
+        (tool_with({"type": "string"}),),
+        (tool_with({"anyOf": [{"type": "object"}, {"type": "array"}]}),),
+    ],
+    ids=["one name twice", "parameters no schema", "a string", "perhaps an array"],
+)
+def test_tools_that_cannot_be_called_are_refused(tools: Any) -> None:
+    with pytest.raises(ConfigError, match="tools"):
+        Request(QUESTION, make_workers(1), tools=tools)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": [{"a": 1}]}, {"type": "array", "minItems": float("inf")}],
+    ids=["a type that is none", "no whole number"],
+)
+def test_schemas_that_cannot_be_bounded_are_refused(engine: Engine, schema: Any) -> None:
+    with pytest.raises(RequestError):
+        ask(engine, grammar=Grammar.json(schema))
+
+
+def test_a_schema_deeper_than_any_is_refused() -> None:
+    with pytest.raises(ConfigError, match="schema"):
+        Grammar("json", '{"a":' * 100_000)
+
+
+def test_an_escaped_slash_in_a_pattern_is_one_slash_beside_tools(engine: Engine) -> None:
+    for pattern in ("a/b", r"a\/b"):
+        finished = ask(engine, grammar=Grammar.regex(pattern), tools=(TOOL,), tool_choice="auto")
+        assert finished.text == "a/b" or finished.calls

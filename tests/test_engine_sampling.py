@@ -247,3 +247,10 @@ def test_equal_logits_rank_by_their_place() -> None:
     logits[1, 50:] = 1
     ranking = rank(logits, torch.ones(2), 8)
     assert ranking.token.tolist() == [list(range(8)), list(range(50, 58))]
+
+
+def test_a_temperature_next_to_zero_is_greedy() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    for temperature in (1e-60, 1e-45, 1e-7):
+        sampling = Sampling(temperature, 1.0, 0, 0.0, 1.0, 5)
+        assert sample(logits.clone(), [Draw(sampling, 0, 0)])[0].token == 1

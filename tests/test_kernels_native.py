@@ -186,6 +186,19 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
     assert said_by_a_new_process(tmp_path)[0] == "None"
 
 
+def test_without_a_home_it_is_built_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(native_build, "_folder", homeless)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    built = native_build._built("cc", Path(native_build.__file__).with_name("native.c"), "x.so")
+    assert built.parent.parent == tmp_path
+    assert built.is_file()
+
+
 def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)

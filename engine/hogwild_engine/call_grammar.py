@@ -80,7 +80,8 @@ def _rule(answer: Grammar, budget: int) -> str:
         return f"answer: %json {json_source(json.loads(answer.text), budget)}"
     todo = "leave the tools out, or ask for JSON"
     require(answer.kind == "regex", "grammar", "JSON or a regex beside tools", answer.kind, todo)
-    return f"answer: /{answer.text.replace('/', _SLASH)}/"
+    slashed = re.sub(r"\\.|/", lambda found: _SLASH if found[0] == "/" else found[0], answer.text)
+    return f"answer: /{slashed}/"
 
 
 def arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,11 +100,14 @@ class GrammarCompiler:
         """
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._vocabulary, _source(grammar, budget), log_level=0)
+        wanted, text = "a grammar that llguidance understands", grammar.text[:200]
+        try:
+            matcher = LLMatcher(self._vocabulary, _source(grammar, budget), log_level=0)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise RequestError(complaint("grammar", wanted, text, str(error))) from error
         if matcher.is_error():
-            wanted = "a grammar that llguidance understands"
             reason = matcher.get_error().partition("\n")[0]
-            raise RequestError(complaint("grammar", wanted, grammar.text[:200], reason))
+            raise RequestError(complaint("grammar", wanted, text, reason))
         return Constraint(matcher, self)
 
     def allowed(self, constraints: Sequence[Constraint], vocabulary: int) -> torch.Tensor:

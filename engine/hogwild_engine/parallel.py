@@ -63,7 +63,8 @@ class ParallelPhase:
         self._code = protocol.paragraph_end == "fence"
         self._stream = Block(cache) if request.layout == "arrival" else None
         self._moves = layout.moves_paragraphs(request.layout) and request.sync_interval is not None
-        self._parts = layout.Parts(common, *self._make_headers(cache))
+        self._cache = cache
+        self._parts = layout.Parts(common, None, None, None)
         self.writers = [
             Writer(number, worker.name, Block(cache) if self._stream is None else self._stream)
             for number, worker in enumerate(request.workers)
@@ -77,18 +78,19 @@ class ParallelPhase:
         self._stopped = self._closed = False
         for writer in self.writers:
             writer.paragraph = sum(p.worker == writer.name for p in request.history)
+
+    def start(self) -> None:
+        """Take the first pages: headers, and the workers' first paragraphs."""
+        if layout.shows_headers(self._request.layout):
+            self._make_headers()
         self._start_workers()
 
-    def _make_headers(self, cache: KVCache) -> list[Block | None]:
-        if not layout.shows_headers(self._request.layout):
-            return [None, None, None]
+    def _make_headers(self) -> None:
         texts = (self.protocol.others_header, self.protocol.after_other, self.protocol.own_header)
-        made: dict[str, Block | None] = {"": None}
-        for text in texts:
-            if text not in made:
-                block = made[text] = Block(cache)
-                self._force(block, text)
-        return [made[text] for text in texts]
+        made = {text: Block(self._cache) for text in dict.fromkeys(texts) if text}
+        self._parts = layout.Parts(self._parts.common, *(made.get(text) for text in texts))
+        for text, block in made.items():
+            self._force(block, text)
 
     # What the session asks
 

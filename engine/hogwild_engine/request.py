@@ -177,6 +177,7 @@ def check_answer_settings(request: Request) -> None:
         value = getattr(request, name)
         require(value is None or isinstance(value, Grammar), name, "a Grammar or None", value)
     names = [_tool_name(tool) for tool in request.tools]
+    require(len({*names}) == len(names), "tools", "tools of different names", names)
     choice, choices = request.tool_choice, ["auto", "any", "none", *names]
     require(choice in choices, "tool_choice", f"one of {choices}", choice)
     forced = choice not in ("auto", "none")
@@ -184,6 +185,9 @@ def check_answer_settings(request: Request) -> None:
     both = request.grammar is not None and forced
     todo = "leave the choice of tools to the model"
     require(not both, "grammar", "none beside a tool_choice that forces calls", choice, todo)
+    alone = request.worker_grammar is not None and len(request.workers) == 1
+    todo = "one worker's answer is bound by grammar"
+    require(not alone, "worker_grammar", "a team of workers to write by it", 1, todo)
     todo = "text under a grammar ends where the grammar does"
     bound = request.binds_answer or request.worker_grammar is not None
     endless = request.ignore_eos and bound
@@ -198,7 +202,18 @@ def _tool_name(tool: object) -> str:
     name = function.get("name") if isinstance(function, Mapping) else None
     wanted = "functions in OpenAI's form, each with a name"
     require(isinstance(name, str) and bool(name), "tools", wanted, tool)
+    parameters = function.get("parameters") if isinstance(function, Mapping) else None
+    takes_object = parameters is None or _describes_object(parameters)
+    require(takes_object, "tools", f"a schema of an object as parameters of {name}", parameters)
     return str(name)
+
+
+def _describes_object(schema: object) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    options = [schema.get(key) for key in ("anyOf", "oneOf", "allOf")]
+    members = [member for option in options if isinstance(option, list) for member in option]
+    return schema.get("type", "object") == "object" and all(map(_describes_object, members))
 
 
 def check_team_settings(

@@ -15,6 +15,9 @@ import torch
 from hogwild_engine.constraint import Constraint, forbid
 from hogwild_engine.ranking import Ranking, rank
 
+LEAST_TEMPERATURE = 1e-6
+"""Below it the most probable token is taken: float32 could not tell the others' shares from 0."""
+
 CANDIDATES = 256
 """Rows whose nucleus lies within this many most probable tokens need no sort of the vocabulary."""
 
@@ -32,7 +35,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < LEAST_TEMPERATURE
 
     @property
     def filters(self) -> bool:

@@ -16,7 +16,7 @@ from hogwild_engine.cache import KVCache
 from hogwild_engine.call_grammar import call_grammar
 from hogwild_engine.chat import ChatFormat
 from hogwild_engine.constraint import Constraint
-from hogwild_engine.errors import PromptTooLongError, complaint
+from hogwild_engine.errors import PromptTooLongError, RequestError, complaint
 from hogwild_engine.events import Event, FinishReason, Usage
 from hogwild_engine.ledger import Ledger
 from hogwild_engine.parallel import ParallelPhase
@@ -83,6 +83,8 @@ class Session:
         self._prompt = make_prompt(request, chat)
         self._prefix = Prefix(self._prompt.tokens, room.page_size)
         self._constraint = answer_constraint(request, chat)
+        if request.worker_grammar is not None:  # refused here, or by nobody before it runs
+            chat.grammars.compile(request.worker_grammar, request.max_steps)
         self._finisher: list[int] = []
         self._finisher_text = ""
         if self._prompt.protocol is not None and request.answer == "write":
@@ -157,6 +159,7 @@ class Session:
         self._parallel = ParallelPhase(
             self.request, protocol, self._chat, cache, self._ledger, self._events.append, common
         )
+        self._parallel.start()
         for writer in self._parallel.writers:
             writer.seen.update(self._prompt.tokens)
         if not self._fits_another_step():
@@ -341,7 +344,8 @@ class Session:
             # One writer's answer goes on where its prompt ends: a later turn may start with both.
             self._prefix.extend(self._common.tokens)
             self._keep_prefix()
-        if self._cut_short:
+        # An answer that is bound says itself whether it is whole, however short the thinking was.
+        if self._cut_short and (self._answer is None or not self.request.binds_answer):
             reason = "length"
         seed = self._sampling.seed
         ends = self._parallel.ends if self._parallel else {}
@@ -388,13 +392,18 @@ def answer_constraint(request: Request, chat: ChatFormat) -> Constraint | None:
     """What the request's grammar or tools make of its answer."""
     budget, grammar = request.max_tokens, request.grammar
     if request.tools:
-        grammar = call_grammar(
-            request.tools,
-            request.tool_choice,
-            chat.tool_format,
-            chat.spell,
-            budget,
-            parallel=request.parallel_tool_calls,
-            answer=grammar,
-        )
+        try:
+            grammar = call_grammar(
+                request.tools,
+                request.tool_choice,
+                chat.tool_format,
+                chat.spell,
+                budget,
+                parallel=request.parallel_tool_calls,
+                answer=grammar,
+            )
+        except (TypeError, OverflowError, RecursionError) as error:
+            wanted = "schemas that JSON can hold"
+            told = [tool["function"]["name"] for tool in request.tools]
+            raise RequestError(complaint("tools", wanted, told, str(error))) from error
     return chat.grammars.compile(grammar, budget) if grammar else None

@@ -63,6 +63,9 @@ def locate(model: str) -> Source:
         raise ModelNotFoundError(
             complaint("model", "an existing folder or .gguf file", model, "check the path")
         )
+    if "/" not in model and difflib.get_close_matches(model, [EMBEDDED_MODEL], cutoff=0.8):
+        wanted = f"{EMBEDDED_MODEL!r}, or a hub id with its owner"
+        raise ModelNotFoundError(complaint("model", wanted, model, "check the name"))
     return Source(model, local=False)
 
 

@@ -99,16 +99,16 @@ def _built(compiler: str, source: Path, name: str) -> Path:
     """The library's file, from the cache, or from a new folder of this process where the cache
     cannot be written.
     """
-    file = _folder() / name
     try:
-        if file.is_file():
-            return file
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError:
+        file = _folder() / name
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _compile(compiler, source, file)
+    except (OSError, RuntimeError):  # no home, no room, no right to write
         folder = tempfile.mkdtemp(prefix="hogwild-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         file = Path(folder, name)
-    _compile(compiler, source, file)
+        _compile(compiler, source, file)
     return file
 
 
