@@ -233,7 +233,7 @@ def test_json_holds_settings_machine_figures_and_readings(
         (["--dtype", "int7"], "dtype"),
         (["--steps", "1"], "steps"),
         (["--repeats", "0"], "repeats"),
-        (["--threads", "0"], "num_threads"),
+        (["--threads", "0"], "threads"),
         (["--model", ""], "model"),
     ],
 )
