@@ -15,9 +15,11 @@ import psutil
 import torch
 
 from hogwild_engine import hook, selfcheck, weights
+from hogwild_engine.apart import apart
 from hogwild_engine.cache import KVCache, LayerShape
 from hogwild_engine.calibration import CALIBRATION_TEXT
 from hogwild_engine.chat import ChatFormat
+from hogwild_engine.checked import CheckedModel
 from hogwild_engine.checked import check as checked_model
 from hogwild_engine.config import MAX_SEED, EngineConfig, SamplingParams
 from hogwild_engine.errors import (
@@ -105,15 +107,7 @@ class Engine:
         self.config = config
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        loaded = loaded or weights.load(config)
-        self.tokenizer = loaded.tokenizer
-        hook.register()
-        device = next(loaded.model.parameters()).device
-        generation = loaded.model.generation_config
-        ends = weights.end_tokens(generation, loaded.tokenizer)
-        self.chat = ChatFormat(loaded.tokenizer, config.model, ends)
-        ids = self._check_ids(loaded.model)
-        checked = checked_model(loaded.model, ids, self._calibration(), config)
+        checked, device = apart(lambda: self._load(loaded))
         self.context_len, self.check_error = checked.context_len, checked.error
         num_pages, impl = self._pages(checked.shapes, device), config.attention
         keeps_pages = config.prefix_cache
@@ -122,7 +116,6 @@ class Engine:
         )
         graphs = self._graphs(checked.shapes) if config.cuda_graphs else None
         self._runner = Runner(checked.forward, self._cache, checked.windows, graphs)
-        self.default_sampling = weights.default_sampling(generation)
         self._scheduler = Scheduler(self._cache, config.max_pass_tokens)
         self._handles: dict[Session, Handle] = {}
         self._inbox: deque[tuple[str, Session]] = deque()
@@ -133,6 +126,20 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="hogwild-engine", daemon=True)
         self._thread.start()
         atexit.register(_close_if_alive, weakref.ref(self))
+
+    def _load(self, loaded: weights.Weights | None) -> tuple[CheckedModel, torch.device]:
+        if self.config.num_threads is not None:
+            torch.set_num_threads(self.config.num_threads)
+        loaded = loaded or weights.load(self.config)
+        self.tokenizer = loaded.tokenizer
+        hook.register()
+        device = next(loaded.model.parameters()).device
+        generation = loaded.model.generation_config
+        self.default_sampling = weights.default_sampling(generation)
+        ends = weights.end_tokens(generation, loaded.tokenizer)
+        self.chat = ChatFormat(loaded.tokenizer, self.config.model, ends)
+        ids = self._check_ids(loaded.model)
+        return checked_model(loaded.model, ids, self._calibration(), self.config), device
 
     def _graphs(self, shapes: Sequence[LayerShape]) -> DecodeGraphs:
         devices = {str(shape.device) for shape in shapes}

@@ -14,6 +14,7 @@ import transformers
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from hogwild_engine import weights
+from hogwild_engine.apart import apart
 from hogwild_engine.chat import ChatFormat
 from hogwild_engine.config import EngineConfig
 from hogwild_engine.measured import TEMPERATURE, TOP_P, Measured
@@ -27,9 +28,8 @@ class GenerateArm:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
-        loaded = weights.load(config)
+        self._num_threads = config.num_threads
+        loaded = apart(lambda: weights.load(config))
         self._model: Any = loaded.model
         self._chat = ChatFormat(loaded.tokenizer, config.model)
         self._pad = loaded.tokenizer.eos_token_id or 0
@@ -42,6 +42,20 @@ class GenerateArm:
         length = min(map(len, prompts))
         ids = torch.tensor([prompt[-length:] for prompt in prompts], device=self._model.device)
         clock = _Clock()
+        apart(lambda: self._generate(ids, clock, steps, seed))
+        first, last = clock.times[0], clock.times[-1]
+        return Measured(
+            prompt_tokens=length,
+            prefilled=ids.numel(),
+            prefill_s=first - started,
+            steps=len(clock.times) - 1,
+            tokens=(len(clock.times) - 1) * len(tasks),
+            decode_s=last - first,
+        )
+
+    def _generate(self, ids: torch.Tensor, clock: _Clock, steps: int, seed: int) -> None:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
         torch.manual_seed(seed)
         self._model.generate(
             ids,
@@ -55,15 +69,6 @@ class GenerateArm:
             top_k=0,
             repetition_penalty=1.0,
             pad_token_id=self._pad,
-        )
-        first, last = clock.times[0], clock.times[-1]
-        return Measured(
-            prompt_tokens=length,
-            prefilled=ids.numel(),
-            prefill_s=first - started,
-            steps=len(clock.times) - 1,
-            tokens=(len(clock.times) - 1) * len(tasks),
-            decode_s=last - first,
         )
 
 
