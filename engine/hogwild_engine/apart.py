@@ -1,7 +1,7 @@
 """Work in a thread that ends with it.
 
-OpenMP keeps helpers for every thread that computed. Where these are more than the cores, all of them
-sleep between two operations, and waking them costs a decoding step a quarter of its time.
+OpenMP keeps helpers for every thread that computed. Where these are more than the cores, all of
+them sleep between two operations, and waking them costs a decoding step a quarter of its time.
 """
 
 from __future__ import annotations
