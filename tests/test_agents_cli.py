@@ -93,7 +93,12 @@ def start(*args: str, **options: Any) -> subprocess.Popen[str]:
     """The command in a process of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": env()}
     command = [sys.executable, "-m", "hogwild_agents", *args]
-    return subprocess.Popen(command, text=True, **(pipes | options))
+    return subprocess.Popen(command, text=True, preexec_fn=heed_interrupts, **(pipes | options))
+
+
+def heed_interrupts() -> None:
+    """A run in the background, as under nohup, ignores interrupts, and its children would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen[str], stdin: str | None = None) -> Ended:
