@@ -8,7 +8,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.exceptions import OutputParserException
-from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers import (
+    BaseLLMOutputParser,
+    JsonOutputParser,
+    PydanticOutputParser,
+)
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
@@ -82,25 +86,21 @@ def _check_whole(result: list[Generation]) -> None:
                 raise OutputParserException(said, llm_output=str(message.text))
 
 
-class _WholeJson(JsonOutputParser):
+class _Whole(BaseLLMOutputParser[Any]):
+    """In front of a parser of core: refuses what was cut, leaves the rest to it."""
+
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         _check_whole(result)
         return super().parse_result(result, partial=partial)
 
 
-class _WholeObject(PydanticOutputParser):
-    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        _check_whole(result)
-        return super().parse_result(result, partial=partial)
+class _WholeJson(_Whole, JsonOutputParser): ...
 
 
-class _WholeCall(JsonOutputKeyToolsParser):
-    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        _check_whole(result)
-        return super().parse_result(result, partial=partial)
+class _WholeObject(_Whole, PydanticOutputParser): ...
 
 
-class _WholeCallObject(PydanticToolsParser):
-    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        _check_whole(result)
-        return super().parse_result(result, partial=partial)
+class _WholeCall(_Whole, JsonOutputKeyToolsParser): ...
+
+
+class _WholeCallObject(_Whole, PydanticToolsParser): ...

@@ -168,6 +168,21 @@ def test_int8_columns_that_reach_far_cost_the_others_little(
     assert errors[1] < 0.02 * float(wanted.norm())
 
 
+def test_matrices_that_cannot_be_packed_are_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        raise RuntimeError("no such operator here")
+
+    monkeypatch.setattr(linear, "PackedLinear", refuse)
+    linear._say_once.cache_clear()
+    model = tiny_model("llama")
+    assert linear.pack(model, "none", {}) == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "matrices are not packed: no such operator here"
+    ]
+
+
 def test_measuring_leaves_no_hook_behind() -> None:
     plain = torch.nn.Linear(64, 80)
     with linear.measured(plain):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -202,10 +202,16 @@ def matrix(
             layer = make(plain.weight, plain.bias)
             error = float((layer(probe).float() - exact).norm() / exact.norm())
         except (AttributeError, RuntimeError, NotImplementedError) as reason:
-            _log.warning("a matrix %s is not packed: %s", tuple(weight.shape), reason)
+            _say_once(f"matrices are not packed: {reason}")
             continue
         if error <= bound:
             return layer
         name, shape = type(layer).__name__, tuple(weight.shape)
-        _log.warning("a matrix %s is no %s: its error is %.2g", shape, name, error)
+        _say_once(f"some matrices are no {name}: it is too inexact for them")
+        _log.debug("a matrix %s is no %s: error %.2g, bound %.2g", shape, name, error, bound)
     return plain
+
+
+@cache
+def _say_once(message: str) -> None:
+    _log.warning(message)
