@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from hogwild_engine import events, paragraphs
 from hogwild_engine.block import Block
+from hogwild_engine.call_grammar import call_grammar
 from hogwild_engine.chat import THINK_CLOSE, ChatFormat
 from hogwild_engine.constraint import Constraint
 from hogwild_engine.draft import Draft
+from hogwild_engine.errors import RequestError, complaint
 from hogwild_engine.events import Event, FinishReason, TokenProbability
 from hogwild_engine.protocol import Protocol
 from hogwild_engine.reading import Piece, Reader
@@ -38,6 +40,27 @@ def finisher_text(protocol: Protocol, chat: ChatFormat, request: Request) -> str
         return f"{THINK_CLOSE}\n\n"
     has_tools = bool(request.tools) and request.tool_choice != "none"
     return chat.closing(_QUESTION_WITH_TOOLS if has_tools else protocol.finisher_question)
+
+
+def answer_constraint(request: Request, chat: ChatFormat) -> Constraint | None:
+    """What the request's grammar or tools make of its answer."""
+    budget, grammar = request.max_tokens, request.grammar
+    if request.tools:
+        try:
+            grammar = call_grammar(
+                request.tools,
+                request.tool_choice,
+                chat.tool_format,
+                chat.spell,
+                budget,
+                parallel=request.parallel_tool_calls,
+                answer=grammar,
+            )
+        except (TypeError, OverflowError, RecursionError) as error:
+            wanted = "schemas that JSON can hold"
+            told = [tool["function"]["name"] for tool in request.tools]
+            raise RequestError(complaint("tools", wanted, told, str(error))) from error
+    return chat.grammars.compile(grammar, budget) if grammar else None
 
 
 @dataclass

@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hogwild_engine import events
-from hogwild_engine.answer import AnswerPhase, Bounds, finisher_text
+from hogwild_engine.answer import AnswerPhase, Bounds, answer_constraint, finisher_text
 from hogwild_engine.block import Block
 from hogwild_engine.cache import KVCache
-from hogwild_engine.call_grammar import call_grammar
 from hogwild_engine.chat import ChatFormat
-from hogwild_engine.constraint import Constraint
-from hogwild_engine.errors import PromptTooLongError, RequestError, complaint
+from hogwild_engine.errors import PromptTooLongError, complaint
 from hogwild_engine.events import Event, FinishReason, Usage
 from hogwild_engine.ledger import Ledger
 from hogwild_engine.parallel import ParallelPhase
@@ -386,24 +384,3 @@ class Session:
         moving = max(len(w.block.pages) for w in parallel.writers)
         growing = 2 * len(parallel.writers) + self._room.pages(growth)
         return held + moving + growing + self._room.pages(answer) + 1 <= self.num_pages
-
-
-def answer_constraint(request: Request, chat: ChatFormat) -> Constraint | None:
-    """What the request's grammar or tools make of its answer."""
-    budget, grammar = request.max_tokens, request.grammar
-    if request.tools:
-        try:
-            grammar = call_grammar(
-                request.tools,
-                request.tool_choice,
-                chat.tool_format,
-                chat.spell,
-                budget,
-                parallel=request.parallel_tool_calls,
-                answer=grammar,
-            )
-        except (TypeError, OverflowError, RecursionError) as error:
-            wanted = "schemas that JSON can hold"
-            told = [tool["function"]["name"] for tool in request.tools]
-            raise RequestError(complaint("tools", wanted, told, str(error))) from error
-    return chat.grammars.compile(grammar, budget) if grammar else None
