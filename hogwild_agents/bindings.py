@@ -1,5 +1,5 @@
 """What may be bound to a model beside its settings: tools, their choice, the answer's format. Knows
-LangChain's and OpenAI's ways to say so; gives the engine's.
+LangChain's and OpenAI's ways to say so; gives the engine's, and its request.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from langchain_core.messages import BaseMessage
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 
+from hogwild_agents.messages import to_conversation
 from hogwild_engine.errors import require
 from hogwild_engine.grammar import Grammar
+from hogwild_engine.request import Request, Worker
 
 Tool = dict[str, Any] | type | Callable | BaseTool
 
@@ -21,6 +24,53 @@ _FORCED = frozenset({"any", "required"})
 _JSON = "Answer with a JSON object and nothing else."
 _SCHEMA = "Answer with nothing but JSON that fits this schema:\n{schema}"
 _FINAL = "Your final answer must be nothing but JSON that fits this schema:\n{schema}"
+
+
+def to_request(
+    messages: Sequence[BaseMessage],
+    workers: tuple[Worker, ...],
+    settings: dict[str, Any],
+    *,
+    tools: Sequence[Tool] | None = None,
+    tool_choice: object = None,
+    parallel_tool_calls: bool | None = None,
+    strict: bool | None = None,
+    response_format: object = None,
+) -> Request:
+    """What a call asks of the engine.
+
+    Args:
+        messages: the input.
+        workers: the team.
+        settings: others of the request's, from the model's own.
+        tools: see `ChatHogwild.bind_tools`, as the rest.
+        tool_choice: any of the forms that `to_choice` takes.
+        parallel_tool_calls: by default where the model itself chooses to call.
+        strict: write schemas in OpenAI's strict form.
+        response_format: see `to_format`; a grammar among the settings comes first.
+
+    Raises:
+        HogwildError: the messages or settings cannot be served.
+    """
+    names = [worker.name for worker in workers] if len(workers) > 1 else []
+    turns, history = to_conversation(messages, names)
+    given = to_tools(tools or (), strict)
+    answer = to_format(response_format, has_tools=bool(given))
+    if answer is not None:
+        turns = add_rule(turns, answer.rule)
+        settings = {**settings, "grammar": settings["grammar"] or answer.grammar}
+    choice = to_choice(tool_choice, [tool["function"]["name"] for tool in given])
+    # A small model that must call goes on calling where it may.
+    several = choice == "auto" if parallel_tool_calls is None else parallel_tool_calls
+    return Request(
+        turns,
+        workers,
+        history,
+        tools=tuple(given),
+        tool_choice=choice,
+        parallel_tool_calls=several,
+        **settings,
+    )
 
 
 def to_tools(tools: Sequence[Tool], strict: bool | None = None) -> list[dict[str, Any]]:

@@ -24,10 +24,9 @@ from langchain_core.runnables import Runnable
 from pydantic import AliasChoices, Field, SkipValidation, ValidationError, model_validator
 
 from hogwild_agents import calls, engines
-from hogwild_agents.bindings import Tool, add_rule, to_choice, to_format, to_tools
+from hogwild_agents.bindings import Tool, to_choice, to_request, to_tools
 from hogwild_agents.calls import Call
 from hogwild_agents.errors import from_validation, translated
-from hogwild_agents.messages import to_conversation
 from hogwild_agents.replies import PROVIDER, Reply
 from hogwild_agents.structured import Method, structured
 from hogwild_engine.config import EMBEDDED_MODEL, EngineConfig, SamplingParams
@@ -35,7 +34,7 @@ from hogwild_engine.errors import require
 from hogwild_engine.grammar import Grammar
 from hogwild_engine.layout import LayoutName
 from hogwild_engine.protocol import Protocol
-from hogwild_engine.request import Request, Worker, check_team_settings, make_workers
+from hogwild_engine.request import Worker, check_team_settings, make_workers
 from hogwild_engine.weights import locate
 
 if TYPE_CHECKING:
@@ -218,41 +217,12 @@ class ChatHogwild(BaseChatModel):
             bound = {name: value for name, value in settings.items() if name in _BINDINGS}
             return self.model_copy(update=own)._call(messages, **bound)
 
-    def _call(
-        self,
-        messages: Sequence[BaseMessage],
-        *,
-        tools: Sequence[Tool] | None = None,
-        tool_choice: object = None,
-        parallel_tool_calls: bool | None = None,
-        strict: bool | None = None,
-        response_format: object = None,
-    ) -> Call:
+    def _call(self, messages: Sequence[BaseMessage], **bound: Any) -> Call:
         _check_timeout(self.timeout)
-        team = make_workers(self.workers)
-        names = [worker.name for worker in team] if len(team) > 1 else []
-        turns, history = to_conversation(messages, names)
-        given = to_tools(tools or (), strict)
-        answer = to_format(response_format, has_tools=bool(given))
-        if answer is not None:
-            turns = add_rule(turns, answer.rule)
-        choice = to_choice(tool_choice, [tool["function"]["name"] for tool in given])
-        # A small model that must call goes on calling where it may.
-        several = choice == "auto" if parallel_tool_calls is None else parallel_tool_calls
-        settings = self._pick((*_TEAM, *_ANSWER))
-        if answer is not None and self.grammar is None:
-            settings["grammar"] = answer.grammar
-        request = Request(
-            turns,
-            team,
-            history,
-            sampling=SamplingParams(**self._pick(_SAMPLING)),
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            tools=tuple(given),
-            tool_choice=choice,
-            parallel_tool_calls=several,
-            **settings,
-        )
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        sampling = SamplingParams(**self._pick(_SAMPLING))
+        settings = {**self._pick((*_TEAM, *_ANSWER)), "sampling": sampling, "stop": stop}
+        request = to_request(messages, make_workers(self.workers), settings, **bound)
         return Call(EngineConfig(**self._pick(_ENGINE)), request, self.timeout)
 
     def bind_tools(
