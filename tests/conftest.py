@@ -20,6 +20,7 @@ from hogwild_engine.chat import ChatFormat
 from hogwild_engine.config import EngineConfig
 from hogwild_engine.protocol import INSTRUCT
 from hogwild_engine.weights import Weights
+from recipes.sandbox import Sandbox, namespace_launcher
 
 if TYPE_CHECKING:
     from hogwild_engine.engine import Engine
@@ -139,3 +140,11 @@ def tiny_llm(tiny_engine: Callable[..., Engine]) -> ChatHogwild:
     loaded.set_result(tiny_engine("llama", talkative=True))
     engines.REGISTRY._engines[llm.make_call([HumanMessage("x")]).config] = loaded
     return llm
+
+
+@pytest.fixture(params=["bare process", "namespaces"])
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    launcher = namespace_launcher() if request.param == "namespaces" else ()
+    if request.param == "namespaces" and not launcher:
+        pytest.skip("no user namespaces here")
+    return Sandbox(wall_s=8, cpu_s=5, launcher=launcher)
