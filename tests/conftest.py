@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from langchain_core.messages import HumanMessage
+from stage import Stage
 from tiny import tiny_model
 
 from hogwild_agents import ChatHogwild, engines
@@ -148,3 +149,14 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     if request.param == "namespaces" and not launcher:
         pytest.skip("no user namespaces here")
     return Sandbox(wall_s=8, cpu_s=5, launcher=launcher)
+
+
+@pytest.fixture(scope="module")
+def shared_stage(chat: ChatFormat) -> Stage:
+    return Stage(chat)
+
+
+@pytest.fixture
+def stage(shared_stage: Stage) -> Iterator[Stage]:
+    yield shared_stage
+    shared_stage.clear()
