@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 from rich.console import Console
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import save_tiny
 
 from hogwild_agents import bench, terminal
 from hogwild_agents.bench import ArmName, BenchConfig, Loaded, Reading, loaded, rounds
@@ -32,20 +32,7 @@ ONE, THREE, FOUR = (ArmName("hogwild", "bfloat16", workers) for workers in (1, 3
 @pytest.fixture(scope="module")
 def tiny(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a model that loads at once."""
-    folder = str(tmp_path_factory.mktemp("tiny"))
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.2,  # else attention says too little for the self-check in bfloat16
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("tiny"), tokenizer, 512)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import save_tiny
 
 from hogwild_agents import ChatHogwild, __version__, demo, terminal
 from hogwild_agents.cli import main
@@ -68,20 +67,7 @@ def engine(team_llm: ChatHogwild) -> Engine:
 @pytest.fixture(scope="module")
 def tiny(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a model that loads at once and writes nonsense."""
-    folder = str(tmp_path_factory.mktemp("tiny"))
-    config = LlamaConfig(
-        vocab_size=len(engine.tokenizer),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=1024,
-        initializer_range=0.2,  # else attention says too little for the self-check in bfloat16
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    engine.tokenizer.save_pretrained(folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("tiny"), engine.tokenizer, 1024)
 
 
 def env() -> dict[str, str]:

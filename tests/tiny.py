@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,3 +145,20 @@ def _drawn(model: Any, seed: int, spread: float = 0.2) -> Any:
         else:
             weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
     return model
+
+
+def save_tiny(folder: Path, tokenizer: Any, context_len: int) -> str:
+    """Write a model that loads at once and says nonsense, with its tokenizer; returns its path."""
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=context_len,
+        initializer_range=0.2,  # else attention says too little for the self-check in bfloat16
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
