@@ -174,6 +174,11 @@ def test_it_is_built_once_and_kept(tmp_path: Path) -> None:
     assert built.stat().st_mtime_ns == before
 
 
+def test_a_compiler_may_come_with_arguments(tmp_path: Path) -> None:
+    assert said_by_a_new_process(tmp_path, CC="cc -DUNUSED")[0] == "None"
+    assert len(list((tmp_path / "native").iterdir())) == 1
+
+
 def test_a_compiler_that_fails_is_named_once_and_nothing_is_kept(tmp_path: Path) -> None:
     said, log = said_by_a_new_process(tmp_path, CC="false")
     assert "false cannot build the native kernels" in said
@@ -194,7 +199,7 @@ def test_without_a_home_it_is_built_elsewhere(
 
     monkeypatch.setattr(native_build, "_folder", homeless)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    built = native_build._built("cc", Path(native_build.__file__).with_name("native.c"), "x.so")
+    built = native_build._built(["cc"], Path(native_build.__file__).with_name("native.c"), "x.so")
     assert built.parent.parent == tmp_path
     assert built.is_file()
 

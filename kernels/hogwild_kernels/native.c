@@ -1,7 +1,7 @@
 // Attention over blocks and the small operations of a decoder layer, for the CPU.
 //
-// Plain C with the vector extensions of GCC and Clang; native.py compiles it on first use and loads
-// it through ctypes. Sizes are checked there. Threads come from OpenMP where the compiler has it.
+// Plain C with the vector extensions of GCC and Clang; native_build.py compiles it on first use, and
+// native.py calls it through ctypes and checks sizes. Threads come from OpenMP where the compiler has it.
 // Every entry point exists for float and for bfloat16 storage (suffixes _f32 and _bf16) and computes
 // in float32.
 
@@ -28,7 +28,9 @@ typedef uint8_t bytes __attribute__((vector_size(16)));
 typedef uint8_t bytes_any __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint16_t hvec_any __attribute__((vector_size(32), aligned(2), may_alias));
 
-enum { LANES = 16, TILE = 64, WIDTH = TILE / LANES, MAX_ROWS = 96, MAX_DIM = 256, CHUNK = 512, MAX_THREADS = 64 };
+// MAX_DIM and MAX_THREADS are known to native.py too.
+enum { LANES = 16, TILE = 64, WIDTH = TILE / LANES, MAX_ROWS = 96, CHUNK = 512 };
+enum { MAX_DIM = 256, MAX_THREADS = 64 };
 
 #define INLINE static inline __attribute__((always_inline))
 #define LOG2E 1.44269504f

@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -37,10 +38,10 @@ def library() -> ctypes.CDLL:
         BuildError: there is no compiler, or it refuses.
     """
     sources = [Path(__file__).with_name(name) for name in _SOURCES]
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or "")
+    if not compiler:
         raise BuildError("no C compiler: install gcc or clang, or set CC")
-    facts = [compiler, *_FLAGS, torch.__version__, _processor()]
+    facts = [*compiler, *_FLAGS, torch.__version__, _processor()]
     digest = hashlib.sha256("\n".join(facts).encode())
     for source in sources:
         digest.update(source.read_bytes())
@@ -49,7 +50,9 @@ def library() -> ctypes.CDLL:
         return _load(_built(compiler, sources[0], name))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        raise BuildError(f"{compiler} cannot build the native kernels: {said}") from error
+        raise BuildError(
+            f"{shlex.join(compiler)} cannot build the native kernels: {said}"
+        ) from error
 
 
 @functools.cache
@@ -64,6 +67,7 @@ def build_error() -> str | None:
 
 
 def _folder() -> Path:
+    """Beside what the engine keeps, whose own rule for the place loads without torch."""
     if own := os.environ.get("HOGWILD_CACHE"):
         return Path(own).expanduser() / "native"
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -95,7 +99,7 @@ def _load(file: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(file))
 
 
-def _built(compiler: str, source: Path, name: str) -> Path:
+def _built(compiler: list[str], source: Path, name: str) -> Path:
     """The library's file, from the cache, or from a new folder of this process where the cache
     cannot be written.
     """
@@ -112,14 +116,14 @@ def _built(compiler: str, source: Path, name: str) -> Path:
     return file
 
 
-def _compile(compiler: str, source: Path, file: Path) -> None:
+def _compile(compiler: list[str], source: Path, file: Path) -> None:
     """Build ``file``, whole or not at all. OpenMP's symbols are left to the loaded library."""
     with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
         made = Path(scratch, "native.o"), Path(scratch, "native.so")
         openmp = ["-fopenmp"] if _openmp() is not None else []
         steps = (
-            [compiler, *_FLAGS, *openmp, "-c", str(source), "-o", str(made[0])],
-            [compiler, "-shared", str(made[0]), "-o", str(made[1]), "-lm"],
+            [*compiler, *_FLAGS, *openmp, "-c", str(source), "-o", str(made[0])],
+            [*compiler, "-shared", str(made[0]), "-o", str(made[1]), "-lm"],
         )
         for step in steps:
             subprocess.run(step, check=True, capture_output=True, text=True, timeout=120)
