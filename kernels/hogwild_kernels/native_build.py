@@ -38,7 +38,8 @@ def library() -> ctypes.CDLL:
         BuildError: there is no compiler, or it refuses.
     """
     sources = [Path(__file__).with_name(name) for name in _SOURCES]
-    compiler = shlex.split(os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or "")
+    found = shutil.which("cc") or shutil.which("gcc")
+    compiler = shlex.split(os.environ.get("CC") or "") or ([found] if found else [])
     if not compiler:
         raise BuildError("no C compiler: install gcc or clang, or set CC")
     facts = [*compiler, *_FLAGS, torch.__version__, _processor()]
