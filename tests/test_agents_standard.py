@@ -12,7 +12,7 @@ from standard import Lone, Team
 from hogwild_agents import ChatHogwild
 from hogwild_engine.weights import locate
 
-# The engine of conftest.py: equal settings share it.
+# The engine of shared_fixtures.py: equal settings share it.
 EMBEDDED = {
     "model": "smollm2-135m",
     "dtype": "float32",
