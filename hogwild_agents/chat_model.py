@@ -20,6 +20,7 @@ from langchain_core.language_models import (
 )
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable
 from pydantic import AliasChoices, Field, SkipValidation, ValidationError, model_validator
 
@@ -27,6 +28,7 @@ from hogwild_agents import calls, engines
 from hogwild_agents.bindings import Tool, to_choice, to_request, to_tools
 from hogwild_agents.calls import Call
 from hogwild_agents.errors import from_validation, translated
+from hogwild_agents.messages import to_conversation
 from hogwild_agents.replies import PROVIDER, Reply
 from hogwild_agents.structured import Method, structured
 from hogwild_engine.config import EMBEDDED_MODEL, EngineConfig, SamplingParams
@@ -283,6 +285,13 @@ class ChatHogwild(BaseChatModel):
 
     def _pick(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
+
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        # Core formats messages for its callbacks first, and fails untyped on broken blocks.
+        prompt = super()._convert_input(model_input)
+        with translated():
+            to_conversation(prompt.to_messages(), ())
+        return prompt
 
     def _generate(
         self,

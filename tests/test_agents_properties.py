@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import string
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +24,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from hogwild_agents import ChatHogwild, HogwildError, PromptTooLongError
+from hogwild_agents import ChatHogwild, ContentError, HogwildError, PromptTooLongError
 from hogwild_agents.messages import to_conversation
 
 QUICK = settings(
@@ -175,6 +176,26 @@ def test_a_history_is_answered_or_refused_with_an_error_of_ours(
     with suppress(HogwildError):
         reply = tiny_llm.invoke(messages, workers=workers, max_tokens=2, max_steps=2)
         assert reply.usage_metadata
+
+
+async def first(answer: Any) -> None:
+    """The first thing that a method of a model gives, whichever method it was."""
+    match answer:
+        case Awaitable():
+            await answer
+        case AsyncIterator():
+            await anext(answer)
+        case Iterator():
+            next(answer)
+
+
+@pytest.mark.parametrize("method", ["invoke", "stream", "ainvoke", "astream"])
+async def test_a_broken_image_is_refused_before_core_trips_over_it(
+    tiny_llm: ChatHogwild, method: str
+) -> None:
+    broken = [HumanMessage([{"type": "image", "text": ""}])]
+    with pytest.raises(ContentError, match="image"):
+        await first(getattr(tiny_llm, method)(broken))
 
 
 @pytest.mark.parametrize("tool", ["a text", 3, {"name": 3}, {"type": "web_search"}])
