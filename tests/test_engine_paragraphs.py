@@ -20,6 +20,7 @@ from hogwild_engine.paragraphs import (
     paragraph_end,
     prose_opening,
     repeats,
+    stub_end,
 )
 from hogwild_engine.protocol import CODE, INSTRUCT, PAPER, ParagraphEnd
 
@@ -183,6 +184,13 @@ def test_a_boxed_answer_is_balanced_and_not_empty(text: str, answer: str | None)
         ("```python\nx = 1\n```", True, True),
         ("```python\ndef sort(x):\n    pass\n```", True, False),
         ("```python\nasync def sort(x: int) -> int: ...\n```", True, False),
+        ("```python\ndef sort(x):\n    # Sorts x\n    pass  # later\n```", True, False),
+        ("```python\ndef sort(x):\n```", True, False),
+        ('```python\ndef sort(x):\n    """Sorts x.\n\n    Soon.\n    """\n```', True, False),
+        ('```python\ndef sort(x):\n    """Sorts x.', True, False),
+        ("```python\ndef sort(x):\n    raise NotImplementedError('soon')\n```", True, False),
+        ('```python\ndef sort(x):\n    """Sorts x."""\n    return x\n```', True, True),
+        ("```python\nclass Refused(Exception):\n    pass\n```", True, True),
         ("```python\ndef sort(x):\n    pass\n    return x\n```", True, True),
         ("```python\ndef sort(x): return x\n```", True, True),
         ("...\n\n--", False, False),
@@ -192,6 +200,25 @@ def test_a_boxed_answer_is_balanced_and_not_empty(text: str, answer: str | None)
 )
 def test_content_is_more_than_marks(text: str, code: bool, says: bool) -> None:
     assert has_content(text, code=code) == says
+
+
+@pytest.mark.parametrize(
+    ("text", "before"),
+    [
+        ("def f(n):\n    # Counts\n    pass\n```", "def f(n):\n    # Counts\n    "),
+        ("def f(n): ...\n```", "def f(n): "),
+        ("def f(n):\n    pass\n\ndef g(n):\n    pass\n```", "def f(n):\n    "),
+        ("import os\n\ndef f(n):\n\n```\n", "import os\n\ndef f(n):\n"),
+        ('def f(n):\n    """Counts."""\n```', 'def f(n):\n    """Counts."""\n'),
+        ("# def\nimport os\n```", None),
+        ("pass\n```", None),
+    ],
+)
+def test_a_stub_should_have_gone_on_where_its_body_is_missing(
+    text: str, before: str | None
+) -> None:
+    place = stub_end(text)
+    assert (None if place is None else text[:place]) == before
 
 
 @pytest.mark.parametrize(

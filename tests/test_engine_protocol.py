@@ -387,6 +387,35 @@ def test_a_paragraph_that_says_nothing_never_enters_the_history(
     assert "Alice" not in common_text(script)
 
 
+@pytest.mark.parametrize(
+    ("stub", "body"),
+    [
+        ("    pass\n```\n", " return a"),
+        ("    ...\n\n\n\n\n", " return a"),
+        ("```\n", "    return a"),
+    ],
+    ids=["pass", "dots", "nothing"],
+)
+def test_a_stub_is_rewound_to_its_missing_body_and_shows_nothing_before(
+    stage: Stage, stub: str, body: str
+) -> None:
+    head = "def add(a):\n    # Give it back\n"
+    texts: dict[str, list[str | int]] = {"Alice": [head + stub, body + "\n```\n"]}
+    script = stage.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
+    while not script.writers[0].draft or not script.writers[0].draft.attempts:
+        script.step()
+    draft = script.writers[0].draft
+    assert draft.text.rstrip() == "```python\n" + head.rstrip()
+    assert set(draft.bans) == {len(draft.drawn)}
+    assert not [e for e in script.events if e.type == "token"]
+    while not script.parallel.history:
+        script.step()
+        assert script.turns < 60
+    shown = "".join(getattr(e, "text", "") for e in script.events if e.type == "token")
+    assert shown == f"```python\n{head}    return a\n```"
+    assert [p[2] for p in history(script)] == [shown]
+
+
 def test_a_closed_fence_at_once_ends_the_worker(stage: Stage) -> None:
     script = stage.script({"Alice": ["```\n"]}, protocol=replace(CODE, stagger=0))
     steps(script, 3)

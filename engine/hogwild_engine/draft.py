@@ -24,6 +24,7 @@ class Draft:
         watched: strings that end the text where they begin; a beginning of one is held back.
         strips: leave out white space at the text's two ends.
         settled: whether text may be shown; a paragraph that may yet be rewound is not.
+        claimed: whether others must not open like this one.
         constraint: the grammar that what is drawn is bound to, the forced start left out.
     """
 
@@ -35,6 +36,7 @@ class Draft:
     watched: Sequence[str] = ()
     strips: bool = True
     settled: bool = True
+    claimed: bool = False
     constraint: Constraint | None = None
     drawn: list[Drawn] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # length of the text after each drawn token
@@ -69,6 +71,7 @@ class Draft:
         """Forget all drawn tokens but the first ``keep``; the next one there must be another."""
         self.bans.setdefault(keep, set()).add(self.drawn[keep].token)
         self.attempts += 1
+        self.claimed = False
         kept = self.drawn[:keep]
         if self.constraint is not None:
             self.constraint.rollback(len(self.drawn))

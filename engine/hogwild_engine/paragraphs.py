@@ -17,7 +17,9 @@ _FENCE = re.compile(r"^[ \t]{0,3}```[ \t]*([^\s`]*)[^\n]*$", re.MULTILINE)
 _THREE_BLANK_LINES = re.compile(r"(?:\n[ \t]*){4}$")
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 _PLAIN_CODE = re.compile(r"^\s*(?:#.*|@.*|import\b.*|from\b.*|```.*)?$")
-_STUB = re.compile(r"^[ \t]*(?:async )?def\b[^\n]*:\s*(?:pass|\.\.\.)[ \t]*$", re.MULTILINE)
+_DOCSTRING = re.compile(r"^[ \t]*[rR]?(\"\"\"|\'\'\').*?(?:\1|\Z)", re.MULTILINE | re.DOTALL)
+_NOTHING = r"(?P<nothing>pass|\.\.\.|raise NotImplementedError\b.*?)?\s*(?:#.*)?$"
+_STUB_LINE = re.compile(rf"^\s*(?P<head>(?:async )?def\b.*:\s*)?{_NOTHING}")
 _COMPARED_WORDS = 12
 _SHINGLE = 3
 
@@ -76,12 +78,30 @@ def _fence_end(text: str) -> int | None:
 
 
 def has_content(text: str, *, code: bool) -> bool:
-    """Whether a paragraph says anything: in code, a line beside fences, imports, comments and
-    functions that only pass.
+    """Whether a paragraph says anything: in code, a line beside fences, imports, comments,
+    docstrings and functions that do nothing.
     """
-    if code:
-        return any(not _PLAIN_CODE.match(line) for line in _STUB.sub("", text).splitlines())
-    return any(char.isalnum() for char in _FENCE.sub("", text))
+    if not code:
+        return any(char.isalnum() for char in _FENCE.sub("", text))
+    lines = _DOCSTRING.sub("", text).splitlines()
+    return any(not _PLAIN_CODE.match(line) and not _STUB_LINE.match(line) for line in lines)
+
+
+def stub_end(text: str) -> int | None:
+    """Where the first function of code without content should have gone on: at its ``pass``, or
+    behind its last line. ``None`` where no function begins.
+    """
+    start = end = 0
+    begun = False
+    for line in text.splitlines(keepends=True):
+        found = _STUB_LINE.match(line.rstrip())
+        begun = begun or bool(found and found["head"])
+        if begun and found and found["nothing"]:
+            return start + found.start("nothing")
+        start += len(line)
+        if line.strip() and not _FENCE.match(line):
+            end = start
+    return end if begun else None
 
 
 def code_opening(text: str) -> Span | None:

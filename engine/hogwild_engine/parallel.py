@@ -293,7 +293,9 @@ class ParallelPhase:
         """
         text = draft.text[:length]
         if self.protocol.max_repeats is not None and not self._says_something(draft, length):
-            self._retry(writer, draft, 0)
+            stub = paragraphs.stub_end(text[len(draft.forced) :]) if self._code else None
+            within = 0 if stub is None else draft.tokens_within(len(draft.forced) + stub)
+            self._retry(writer, draft, within)
             return
         if not draft.settled and self._settle(writer, draft, ended=True):
             return
@@ -358,21 +360,22 @@ class ParallelPhase:
     # Repeats
 
     def _settle(self, writer: Writer, draft: Draft, *, ended: bool = False) -> bool:
-        """Compare the paragraph's opening with the others'; returns whether the paragraph was
-        rewound or dropped.
+        """Compare the paragraph's opening with the others', and let it show once it will not be
+        rewound any more; returns whether it was rewound or dropped.
         """
-        span = paragraphs.opening(draft.text, code=self._code, ended=ended)
-        if span is None:
-            return False
-        others = [p.text for p in (*self._request.history, *self.history)]
-        others += [
-            w.draft.text for w in self.writers if w.draft and w is not writer and w.draft.settled
-        ]
-        if not paragraphs.repeats(span.key, others, code=self._code):
-            draft.settled = True
-            return False
-        self._retry(writer, draft, draft.weakest_within(span.start, span.stop))
-        return True
+        if not draft.claimed:
+            span = paragraphs.opening(draft.text, code=self._code, ended=ended)
+            if span is None:
+                return False
+            others = [p.text for p in (*self._request.history, *self.history)]
+            others += [w.draft.text for w in self.writers if w.draft and w.draft.claimed]
+            if paragraphs.repeats(span.key, others, code=self._code):
+                self._retry(writer, draft, draft.weakest_within(span.start, span.stop))
+                return True
+            draft.claimed = True
+        whole_lines = draft.text.rfind("\n") + 1
+        draft.settled = not self._code or self._says_something(draft, whole_lines)
+        return False
 
     def _retry(self, writer: Writer, draft: Draft, keep: int) -> None:
         """Rewind to behind the first ``keep`` drawn tokens, or let the worker go where that was
