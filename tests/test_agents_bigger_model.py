@@ -6,9 +6,11 @@ import os
 
 import pytest
 import torch
+from langchain_core.messages import AIMessage
 
 from hogwild_agents import ChatHogwild
 from hogwild_engine import Engine, Request, SamplingParams, make_workers, weights
+from recipes import agent_loop
 from recipes.function_task import pack_message
 from recipes.starter_tasks import STARTER_TASKS
 from recipes.transcript import extract_functions
@@ -60,3 +62,21 @@ def test_a_team_answers_with_everything_in_view() -> None:
     )
     reply = llm.invoke("Which cities are the capitals of France, Italy and Spain?")
     assert all(city in reply.text for city in ("Paris", "Rome", "Madrid"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_agent_answers_from_what_its_tools_give(workers: int) -> None:
+    llm = ChatHogwild(
+        model=MODEL,
+        dtype="bfloat16",
+        workers=workers,
+        temperature=0,
+        max_steps=16,
+        max_tokens=64,
+    )
+    for question, answer in zip(agent_loop.QUESTIONS, ("395", "Paris", "59"), strict=True):
+        _, asked, result, reply = agent_loop.ask(llm, question)
+        assert isinstance(asked, AIMessage)
+        assert len(asked.tool_calls) == 1
+        assert answer in result.text
+        assert answer in reply.text

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from langchain_core.messages import AIMessage, ToolMessage
 from starter_answers import RIGHT, SUBTLY_WRONG
 
+from hogwild_agents import ChatHogwild
+from recipes import agent_loop
 from recipes.function_task import (
     FunctionTask,
     installed_humaneval,
@@ -342,3 +345,30 @@ def test_help_tells_the_story_from_any_folder(tmp_path: Path):
     assert done.stdout.count("\n") < 50
     for said in ("one shared cache", "--tasks", "--parallel", "sequential forward passes"):
         assert said in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("17 * 23 + 4", "17 * 23 + 4 = 395"),
+        ("2 * (3 + 4) / 7", "2 * (3 + 4) / 7 = 2.0"),
+        ("1 / 0", "error: division by zero"),
+        ("__import__('os')", "error: only numbers, brackets and + - * / are known"),
+        ("9 ** 9", "error: only numbers, brackets and + - * / are known"),
+        ("'a' * 9", "error: only numbers, brackets and + - * / are known"),
+        ("1 +", "error: invalid syntax"),
+    ],
+)
+def test_the_agents_calculator_knows_arithmetic_only(expression: str, result: str):
+    assert agent_loop.calculator.invoke({"expression": expression}).startswith(result)
+
+
+def test_the_agents_transcript_tells_thoughts_calls_and_results(team_llm: ChatHogwild):
+    """The embedded model calls no tool; its workers think, and an answer comes all the same."""
+    first, *rest = agent_loop.lines_of(agent_loop.ask(team_llm, "What is 2 + 2?"))
+    assert first == "human: What is 2 + 2?"
+    assert any(line.startswith("    Alice: ") for line in rest)
+    call = {"name": "lookup", "args": {"country": "Italy", "what": "area"}, "id": "1"}
+    told = [AIMessage("", tool_calls=[call]), ToolMessage("big", tool_call_id="1")]
+    lines = ["  calls lookup(country='Italy', what='area')", "tool: big"]
+    assert list(agent_loop.lines_of(told)) == lines

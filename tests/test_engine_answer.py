@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from rig import Script
-from stage import END, PROSE, Stage, done, ends
+from stage import END, PROSE, TASK, Stage, done, ends
 from test_engine_text import check_streams
 
 from hogwild_engine import Worker, make_workers
@@ -86,6 +86,44 @@ def test_a_header_in_the_answer_is_rewound_and_banned(stage: Stage) -> None:
     assert answer is not None
     assert script.chat.decode(answer.block.tokens).endswith(" So\n\n it is")
     check_streams(script.events)
+
+
+def test_a_header_for_a_tool_is_rewound_too(stage: Stage) -> None:
+    """Models take tools for members of the team."""
+    weigh = {"name": "weigh", "parameters": {"type": "object", "properties": {}}}
+    tools = ({"type": "function", "function": weigh},)
+    for name in ("weigh", "Weigh"):
+        pieces: list[str | int] = ["**", name, " [", " So", END]
+        script = stage.script({"": pieces}, max_steps=1, max_tokens=20, tools=tools)
+        script.run()
+        assert done(script).text == "So"
+        check_streams(script.events)
+
+
+def test_a_team_is_asked_for_a_call_before_results_and_for_words_after_them(stage: Stage) -> None:
+    weigh = {"name": "weigh", "parameters": {"type": "object", "properties": {}}}
+    tools = ({"type": "function", "function": weigh},)
+    call = {"id": "1", "type": "function", "function": {"name": "weigh", "arguments": {}}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "content": "3 kg", "name": "weigh", "tool_call_id": "1"}
+
+    def told(messages: tuple[Any, ...], **options: Any) -> str:
+        settings = {"protocol": INSTRUCT, "max_steps": 1, **options}
+        script = stage.script({"": [" So", END]}, messages=messages, **settings)
+        script.run()
+        answer = script.session._answer
+        assert answer is not None
+        tokens = script.parallel._parts.common.tokens + answer.block.tokens
+        return script.chat.decode(tokens)
+
+    before = told(TASK, tools=tools)
+    after = told((*TASK, asked, result), tools=tools)
+    assert all("no tool can be called" in text for text in (before, after))
+    assert "Now call a tool" in before
+    assert "using what the tools have given" in after
+    for text in (told(TASK), told(TASK, tools=tools, tool_choice="none")):
+        assert "tool can be called" not in text
+        assert "complete final answer" in text
 
 
 def test_an_answer_that_is_cut_inside_a_header_ends_before_it(stage: Stage) -> None:

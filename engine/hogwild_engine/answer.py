@@ -24,9 +24,13 @@ from hogwild_engine.writer import Writer
 
 MAX_REWINDS = 8
 
-_QUESTION_WITH_TOOLS = (
-    "Now answer my request, using all that was written above: call a tool where one is needed, "
-    "else write the complete final answer."
+_QUESTION_BEFORE_TOOLS = (
+    "Now call a tool for what my request asks, and rely on no guess written above; where no tool "
+    "fits, write the complete final answer."
+)
+_QUESTION_AFTER_TOOLS = (
+    "Now tell me the answer to my request in one or more plain sentences, using what the tools "
+    "have given. Call a tool only for what is still missing."
 )
 
 
@@ -38,8 +42,10 @@ def finisher_text(protocol: Protocol, chat: ChatFormat, request: Request) -> str
         return protocol.finisher
     if chat.thinking:
         return f"{THINK_CLOSE}\n\n"
-    has_tools = bool(request.tools) and request.tool_choice != "none"
-    return chat.closing(_QUESTION_WITH_TOOLS if has_tools else protocol.finisher_question)
+    if not request.may_call:
+        return chat.closing(protocol.finisher_question)
+    has_results = request.messages[-1]["role"] == "tool"
+    return chat.closing(_QUESTION_AFTER_TOOLS if has_results else _QUESTION_BEFORE_TOOLS)
 
 
 def answer_constraint(request: Request, chat: ChatFormat) -> Constraint | None:

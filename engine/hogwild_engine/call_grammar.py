@@ -93,8 +93,9 @@ def arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class LooseForm(NamedTuple):
-    """Calls that lack the form's tags, in a code fence or not, with any white space: regular
-    expressions in the syntax of both Lark and Python.
+    """Calls that lack the form's tags, in a code fence or not, with any white space, and in two
+    pairs of braces, as Qwen2.5-Coder's template shows them: regular expressions in the syntax of
+    both Lark and Python.
 
     Args:
         starts: all to the arguments, an expression a tool.
@@ -111,8 +112,9 @@ class LooseForm(NamedTuple):
         if not found or not form.closing.startswith("}"):
             return None
         opening, between = _loosened("{" + rest), _loosened(form.between)
-        starts = (f"({_FENCE})?{opening}{_escaped(name)}{between}" for name in names)
-        return cls(tuple(starts), _GAP + "\\}")
+        brace = f"(\\{{{_GAP})?"
+        starts = (f"({_FENCE})?{brace}{opening}{_escaped(name)}{between}" for name in names)
+        return cls(tuple(starts), _GAP + "\\}\\}?")
 
     def rules(self) -> list[str]:
         """Rules for ``bare``. What leads to the arguments is one lexeme: it must not end while

@@ -62,6 +62,7 @@ def _render_with_rules(request: Request, protocol: Protocol, chat: ChatFormat) -
     rules = protocol.rules_for(
         tuple(worker.name for worker in request.workers),
         tuple(worker.role for worker in request.workers),
+        has_tools=request.may_call,
     )
     if protocol.rules_position == "system":
         try:

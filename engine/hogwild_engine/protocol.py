@@ -23,7 +23,8 @@ class Protocol:
     """Every rule of the collaboration.
 
     ``rules``, ``header`` and ``first_words`` may hold ``{name}`` (the worker), ``{number}`` (of its
-    paragraph), ``{names}``, ``{count}`` and ``{roles}``.
+    paragraph), ``{names}``, ``{count}`` and ``{roles}`` (their roles, and before these what they
+    must know of tools where there are any).
 
     Args:
         name: how the preset is called.
@@ -117,12 +118,15 @@ class Protocol:
             return ""
         return self.first_words[min(index, len(self.first_words) - 1)].format(name=name)
 
-    def rules_for(self, names: tuple[str, ...], roles: tuple[str | None, ...]) -> str:
+    def rules_for(
+        self, names: tuple[str, ...], roles: tuple[str | None, ...], *, has_tools: bool
+    ) -> str:
         told = [f"{name}: {role}" for name, role in zip(names, roles, strict=True) if role]
+        listed = "\n\nRoles:\n" + "\n".join(f"- {line}" for line in told) if told else ""
         return self.rules.format(
             names=", ".join(names[:-1]) + " and " + names[-1],
             count=len(names),
-            roles="\n\nRoles:\n" + "\n".join(f"- {line}" for line in told) if told else "",
+            roles=(" " + _TOOL_RULES if has_tools else "") + listed,
             name=names[0],
             number=1,
         )
@@ -138,6 +142,11 @@ _RULES = (
     "{{count}} assistants, {{names}}, write the answer at the same time and see each other's text "
     "while it is written. Each of them writes the next {item} that nobody has started yet, in "
     "{form} of its own, and stops when all is written.{{roles}}"
+)
+
+_TOOL_RULES = (
+    "While they write, no tool can be called and nobody knows or guesses what one would say: they "
+    "write which tool to call next and with which arguments, or what a tool's response means."
 )
 
 INSTRUCT = Protocol(

@@ -166,6 +166,11 @@ class Request:
         """Whether a grammar decides what the answer looks like."""
         return self.grammar is not None or bool(self.tools)
 
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may be calls of tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
 
 def check_answer_settings(request: Request) -> None:
     """Check tools and grammars against each other.

@@ -17,6 +17,7 @@ from hogwild_engine.chat import ChatFormat
 from hogwild_engine.errors import PromptTooLongError, complaint
 from hogwild_engine.events import Event, FinishReason, Usage
 from hogwild_engine.ledger import Ledger
+from hogwild_engine.paragraphs import header_starts
 from hogwild_engine.parallel import ParallelPhase
 from hogwild_engine.plan import Feed, view_len
 from hogwild_engine.prefix import Prefix
@@ -319,17 +320,23 @@ class Session:
         self._ledger.owe(writer.block, missing, writer, samples=True, splits=splits)
 
     def _guards(self) -> list[str] | None:
-        """Texts that a team's answer must not hold; where a grammar binds it, it cannot."""
+        """Texts that a team's answer must not hold; where a grammar binds it, it cannot. Models
+        take tools for members of the team and write headers for them too.
+        """
         if self._parallel is None:
             return None
-        return [] if self.request.grammar is not None else self._parallel.header_starts
+        guards = self._parallel.header_starts
+        if self.request.grammar is not None or not guards:
+            return []
+        names = [tool["function"]["name"] for tool in self.request.tools]
+        names += [name.capitalize() for name in names]
+        return guards + header_starts(self._parallel.protocol, names)
 
     def _reader(self) -> Reader:
         request, chat = self.request, self._chat
-        calls = bool(request.tools) and request.tool_choice != "none"
         loose = request.tool_choice == "auto" and request.grammar is None
         return Reader(
-            chat.tool_format if calls else None,
+            chat.tool_format if request.may_call else None,
             [tool["function"]["name"] for tool in request.tools] if loose else (),
             thinks=chat.thinking and self._prompt.protocol is None,
             is_open=chat.opens_thinking or request.binds_answer,
