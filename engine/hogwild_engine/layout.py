@@ -68,3 +68,19 @@ def view(
             blocks.append(separator)
     blocks.append(own)
     return blocks
+
+
+def answer_view(parts: Parts[B], written: Sequence[B], answer: B) -> list[B]:
+    """The blocks that the writer of the final answer reads: everything.
+
+    Args:
+        parts: the session's shared blocks.
+        written: the workers' blocks that hold anything, ascending.
+        answer: the block that is written; comes last.
+    """
+    blocks = [parts.common]
+    if written and parts.others_header is not None:
+        blocks.append(parts.others_header)
+    for block in written:
+        blocks += [block] if parts.after_other is None else [block, parts.after_other]
+    return [*blocks, answer]

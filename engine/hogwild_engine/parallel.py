@@ -128,16 +128,9 @@ class ParallelPhase:
 
     def answer_view(self, answer: Block) -> list[Block]:
         """What the writer of the final answer reads: everything."""
-        common, others_header, after_other, _ = self._parts
         written = [block for block in (w.block for w in self.writers) if len(block)]
-        if self._stream is not None:
-            return [common, *written[:1], answer]
-        view = [common]
-        if written and others_header is not None:
-            view.append(others_header)
-        for block in written:
-            view += [block] if after_other is None else [block, after_other]
-        return [*view, answer]
+        written = written[:1] if self._stream is not None else written
+        return layout.answer_view(self._parts, written, answer)
 
     def hidden(self) -> list[Block]:
         """Blocks of which others see nothing new in the coming pass."""
