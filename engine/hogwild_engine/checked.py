@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from hogwild_engine import linear, selfcheck, weights
+from hogwild_engine import linear, quantized, selfcheck, weights
 from hogwild_engine.cache import KVCache, LayerShape
 from hogwild_engine.config import EngineConfig
+from hogwild_engine.errors import ModelRefusedError, require
 from hogwild_engine.forward import Forward, HookedForward
 from hogwild_engine.lean import LeanForward
 from hogwild_engine.runner import Runner
@@ -50,10 +51,23 @@ def check(
         config: the engine's settings.
 
     Raises:
+        ConfigError: ``config`` asks to quantise a model that is quantised already.
         ModelRefusedError: a check failed.
     """
+    method = quantized.method_of(model)
+    if method is not None:
+        wanted = f"'none' for a model that {method} has quantised already"
+        todo = "leave it out, or use a copy that is not quantised"
+        require(config.quantization == "none", "quantization", wanted, config.quantization, todo)
     device = next(model.parameters()).device
-    shapes, windows = selfcheck.layer_shapes(model, device)
+    try:
+        shapes, windows = selfcheck.layer_shapes(model, device)
+    except RuntimeError as error:
+        if method is None:
+            raise
+        said = " ".join(str(error).split())[:300]
+        detail = f"its {method} layers do not run in {model.dtype}: {said}; try another dtype"
+        raise ModelRefusedError("forward", detail) from error
     context_len = weights.context_len(model, windows)
     selfcheck.check_positions(model, ids, context_len)
     num_pages = selfcheck.num_pages(config.page_size)

@@ -14,7 +14,7 @@ from torch import nn
 
 from hogwild_engine.cache import LayerShape
 from hogwild_engine.hook import PassTensors
-from hogwild_engine.linear import Quantization, Reaches, matrix
+from hogwild_engine.linear import Quantization, Reaches, is_plain, matrix
 from hogwild_engine.rope import Rotation
 from hogwild_kernels import native
 
@@ -77,7 +77,7 @@ class LeanForward:
     def fits(model: Any, shapes: list[LayerShape]) -> bool:
         """Whether the modules are those of the Llama shape, in sizes that the C code takes."""
         base, head = getattr(model, "model", None), model.get_output_embeddings()
-        if native.build_error() or not isinstance(base, nn.Module) or type(head) is not nn.Linear:
+        if native.build_error() or not isinstance(base, nn.Module) or not is_plain(head):
             return False
         if _names(base) != _MODEL or type(base.embed_tokens) is not nn.Embedding:
             return False
@@ -190,14 +190,11 @@ def _layer_fits(layer: Any, shape: LayerShape) -> bool:
         return False
     matrices = [getattr(attention, name) for name in _ATTENTION]
     matrices += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    sizes = [size for m in matrices if type(m) is nn.Linear for size in m.weight.shape]
+    sizes = [size for m in matrices if is_plain(m) for size in m.weight.shape]
+    if len(sizes) != 2 * len(matrices) or any(size % native.LANES for size in sizes):
+        return False
     group = attention.q_proj.weight.shape[0] // (shape.num_kv_heads * shape.head_dim)
-    return (
-        len(sizes) == 2 * len(matrices)
-        and not any(size % native.LANES for size in sizes)
-        and group <= native.MAX_GROUP
-        and _is_silu(mlp.act_fn)
-    )
+    return group <= native.MAX_GROUP and _is_silu(mlp.act_fn)
 
 
 @torch.inference_mode()

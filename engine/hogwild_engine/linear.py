@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import nn
@@ -121,6 +121,22 @@ class Int8Linear(nn.Module):
         return out if self.bias is None else out + self.bias
 
 
+def is_plain(module: Any) -> TypeGuard[nn.Linear]:
+    """Whether a module is a linear layer over numbers as they stand.
+
+    Libraries that quantise keep `nn.Linear` and put another kind of tensor, a hook or a forward of
+    their own in it.
+    """
+    return (
+        type(module) is nn.Linear
+        and type(module.weight) is nn.Parameter
+        and module.weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and "forward" not in vars(module)
+        and not module._forward_pre_hooks
+        and not module._forward_hooks
+    )
+
+
 Reaches = dict[nn.Module, torch.Tensor]
 """How far each column of a linear layer's input goes from zero, ``[in]``, by layer."""
 
@@ -134,7 +150,7 @@ def measured(model: nn.Module) -> Iterator[Reaches]:
         reach = given[0].detach().abs().flatten(0, -2).amax(dim=0)
         reaches[module] = torch.maximum(reaches[module], reach) if module in reaches else reach
 
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    layers = [module for module in model.modules() if is_plain(module)]
     handles = [layer.register_forward_pre_hook(look) for layer in layers]
     try:
         yield reaches
@@ -144,7 +160,7 @@ def measured(model: nn.Module) -> Iterator[Reaches]:
 
 
 def pack(model: nn.Module, quantization: Quantization, reaches: Reaches) -> int:
-    """Pack the linear layers of ``model`` in place; the plain weights are freed.
+    """Pack the plain linear layers of ``model`` in place; their weights are freed.
 
     Layers that share their weight with another module keep it (tied embeddings), and a packed copy
     stands beside it.
@@ -160,7 +176,7 @@ def pack(model: nn.Module, quantization: Quantization, reaches: Reaches) -> int:
     packed = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear:
+            if not is_plain(child):
                 continue
             made = matrix(child.weight, child.bias, quantization, reaches.get(child))
             if not isinstance(made, nn.Linear):

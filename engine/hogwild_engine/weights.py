@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hogwild_engine import converted
+from hogwild_engine import converted, quantized
 from hogwild_engine.config import EMBEDDED_MODEL, EngineConfig, SamplingParams
-from hogwild_engine.errors import ModelError, ModelNotFoundError, complaint
+from hogwild_engine.errors import HogwildError, ModelError, ModelNotFoundError, complaint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -118,13 +118,20 @@ def _load_gguf(file: Path, dtype: torch.dtype) -> Weights:
 
 
 def _load_folder(source: Source, config: EngineConfig, dtype: torch.dtype) -> Weights:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if source.local:
         options["local_files_only"] = True
     elif config.revision:
         options["revision"] = config.revision
+    stated = AutoConfig.from_pretrained(source.place, **options)
+    if method := quantized.stated_method(stated):
+        quantized.require_loadable(config.model, method)
+        # Quantised layers often run in no dtype but the one they were made in.
+        if config.dtype == "auto" and stated.dtype is not None:
+            dtype = getattr(torch, str(stated.dtype).removeprefix("torch."))
     tokenizer = AutoTokenizer.from_pretrained(source.place, **options)
     model = AutoModelForCausalLM.from_pretrained(source.place, dtype=dtype, **options)
     return Weights(model, tokenizer)
@@ -188,6 +195,8 @@ def _explained(config: EngineConfig, source: Source) -> Iterator[None]:
     """Turn what loading raises into our errors."""
     try:
         yield
+    except HogwildError:
+        raise
     except Exception as error:  # readers of files raise errors of many kinds
         said = " ".join(str(error).split())[:300]
         if isinstance(error, OSError) and not source.local:
