@@ -54,6 +54,7 @@ _ENGINE = (
     "quantization",
     "device",
     "attention",
+    "prefill_attention",
     "cuda_graphs",
     "prefix_cache",
     "num_pages",
@@ -94,9 +95,9 @@ class ChatHogwild(BaseChatModel):
         logprobs: put the answer's tokens with their probabilities in the response's metadata.
         timeout: seconds for a whole call, loading left out.
         quantization: "int8" is faster on the CPU and less exact.
-        dtype, device, attention, cuda_graphs, prefix_cache, num_pages, page_size, max_pass_tokens,
-            memory_fraction, num_threads, trust_remote_code, revision: see
-            `hogwild_engine.EngineConfig`. Models of equal settings share one engine.
+        dtype, device, attention, prefill_attention, cuda_graphs, prefix_cache, num_pages,
+            page_size, max_pass_tokens, memory_fraction, num_threads, trust_remote_code, revision:
+            see `hogwild_engine.EngineConfig`. Models of equal settings share one engine.
 
         All may be given for one call too: ``llm.invoke(…, max_steps=8)``. ``HOGWILD_MODEL`` and
         ``HOGWILD_DEVICE`` in the environment take the place of the defaults.
@@ -160,6 +161,7 @@ class ChatHogwild(BaseChatModel):
     quantization: Literal["none", "int8"] = "none"
     device: str = Field(default_factory=lambda: os.environ.get("HOGWILD_DEVICE") or "auto")
     attention: Literal["auto", "reference", "cpu", "native", "triton"] = "auto"
+    prefill_attention: Literal["auto", "flash", "varlen", "same"] = "auto"
     cuda_graphs: bool = False
     prefix_cache: bool = True
     num_pages: int | None = None

@@ -3,8 +3,9 @@
     python recipes/gpu_check.py --json gpu.json
     python recipes/gpu_check.py --dry-run     # tiny sizes on the CPU, in Triton's interpreter
 
-Three parts. Kernels: every one of them against the plain implementation. Attention: bytes of keys
-and values read a second, next to what the card reads at best. Steps: a model of Qwen3-8B's shape
+Four parts. Kernels: every one of them against the plain implementation. Attention: bytes of keys
+and values read a second, next to what the card reads at best. Prefill: a long prompt's attention in
+our kernel, flash-attn and torch's own, where they are installed. Steps: a model of Qwen3-8B's shape
 with random weights, 1, 2, 4 and 8 workers over one cache, next to transformers on one sequence.
 The last lines say which targets are met. Needs torch 2.11, triton 3.6 and transformers 5.17 or
 newer, nothing else, and 24 GB of memory on the card (`--layers` makes the model smaller).
@@ -37,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--json", type=Path, help="write everything that was found here")
     parser.add_argument("--layers", type=int, help="layers of the model, 36 where not given")
-    parser.add_argument("--only", choices=("kernels", "attention", "steps"), help="one part alone")
+    parser.add_argument(
+        "--only", choices=("kernels", "attention", "prefill", "steps"), help="one part alone"
+    )
     options = parser.parse_args(argv)
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -50,7 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     found: dict[str, Any] = {"machine": _machine(device), "dry_run": options.dry_run}
     print("\n".join(f"{name}: {value}" for name, value in found["machine"].items()))
-    parts = {"kernels": _kernels, "attention": _attention, "steps": _steps}
+    parts = {
+        "kernels": _kernels,
+        "attention": _attention,
+        "prefill": _prefill,
+        "steps": _steps,
+    }
     for name, part in parts.items():
         if options.only in (None, name):
             print(f"\n{name}", flush=True)
@@ -86,6 +94,23 @@ def _attention(device: str, options: argparse.Namespace) -> list[dict[str, Any]]
                 row["of_ceiling"] = row.pop("bytes_per_s") / ceiling
                 rows.append(row)
                 _print_rows([row], header=len(rows) == 1)
+    return rows
+
+
+def _prefill(device: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    from hogwild_kernels import varlen
+    from recipes.gpu_kernels import measure_prefill, prefill_refusal
+
+    tiny = options.dry_run
+    rows = []
+    for who in ("same", *varlen.BACKENDS):
+        refusal = None if who == "same" else prefill_refusal(who, device)
+        if refusal:
+            print(f"{who} left out: it wants {refusal}")
+            continue
+        for context in (40,) if tiny else CONTEXTS:
+            rows.append(measure_prefill(device, who, context, tiny=tiny))
+            _print_rows(rows[-1:], header=len(rows) == 1)
     return rows
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from hogwild_kernels import move_kv, write_kv
+from hogwild_kernels import move_kv, varlen, write_kv
 from recipes.gpu_problem import Heads, Problem
 
 BOUND = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -17,6 +18,9 @@ BOUND = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 L2_BYTES = 512 * 2**20
 """Layers are cycled over at least this much, so that nothing stays in the second-level cache."""
+
+
+PREFILL_HEADS = Heads(32, 8, 128)
 
 
 class Case(NamedTuple):
@@ -72,10 +76,30 @@ def check_kernels(device: str, *, tiny: bool) -> list[dict[str, Any]]:
         options = {"softcap": case.softcap, "sinks": sinks}
         got, wanted = (problem.attend(0, impl, **options) for impl in ("triton", "reference"))
         found.append(_compared(f"attention, {case.name}", dtype, got, wanted))
+    for name, dtype in itertools.product(varlen.BACKENDS, BOUND):
+        if prefill_refusal(name, device, dtype) is None:
+            problem = Problem(2, 2_000, PREFILL_HEADS, rows=300, dtype=dtype, device=device)
+            got, wanted = (problem.attend(0, "triton", prefill=who) for who in (name, "same"))
+            found.append(_compared(f"long prompt, {name} and triton", dtype, got, wanted))
     for dtype in BOUND:
         if not tiny or dtype is torch.float32:
             found += _check_cache(device, dtype)
     return found
+
+
+def prefill_refusal(name: str, device: str, dtype: torch.dtype = torch.bfloat16) -> str | None:
+    """What a library for long prompts wants and does not find here; ``None`` where it can run."""
+    return varlen.refusal(name, torch.device(device), dtype, PREFILL_HEADS.dim, None)
+
+
+def measure_prefill(device: str, who: str, context: int, *, tiny: bool) -> dict[str, Any]:
+    """Milliseconds of one layer's attention for a piece of a prompt behind ``context`` tokens."""
+    rows = 3 if tiny else 2_048
+    heads = Heads(4, 1, 64) if tiny else PREFILL_HEADS
+    problem = Problem(1, context, heads, rows=rows, device=device)
+    attend = partial(problem.attend, 0, "triton", prefill=who)
+    seconds = timed(attend, device, rounds=1 if tiny else 20)
+    return {"attends": who, "rows": rows, "context": context, "ms": seconds * 1e3}
 
 
 def _check_cache(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:

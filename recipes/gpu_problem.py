@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from hogwild_kernels import BlockTable, KVScales, block_attention
+from hogwild_kernels import BlockTable, KVScales, Run, block_attention
 from hogwild_kernels.reference import quantize
 
 PAGE_SIZE = 32
@@ -73,11 +74,19 @@ class Problem:
         per_head = 2 * self.heads.dim * itemsize + (8 if self.fp8 else 0)
         return sum(self.lengths) * self.heads.num_kv_heads * per_head
 
-    def attend(self, layer: int, impl: str, **options: float | torch.Tensor | None) -> torch.Tensor:
-        """The layer's output, ``[T, H, D]``."""
+    def attend(
+        self,
+        layer: int,
+        impl: str,
+        *,
+        prefill: str = "same",
+        **options: float | torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The layer's output, ``[T, H, D]``. All workers' rows are long runs for ``prefill``."""
         arguments = (self.q, self.keys[layer], self.values[layer], self.table)
         scale, scales = self.heads.dim**-0.5, self.scales[layer]
-        out, _ = block_attention(*arguments, scale=scale, scales=scales, impl=impl, **options)  # pyright: ignore[reportArgumentType]
+        options |= {"scale": scale, "scales": scales, "impl": impl, "prefill": prefill}  # pyright: ignore[reportAssignmentType]
+        out, _ = block_attention(*arguments, **options)  # pyright: ignore[reportArgumentType]
         return out
 
     def _table(self, counts: list[int], order: torch.Tensor) -> BlockTable:
@@ -91,7 +100,8 @@ class Problem:
         hi[row // self.rows + 1, row] = OPEN_LEN + 1 + row % self.rows
         lo = torch.zeros_like(hi) if self.window is None else (hi - self.window).clamp(min=0)
         half = self.heads.dim // 2
-        delta = torch.randint(-500, self.context + 500, hi.shape).flatten()
+        delta = torch.randint(-500, self.context + 500, (num_blocks, self.workers))
+        delta = delta.repeat_interleave(self.rows, dim=1).flatten()  # one a worker and block
         delta[hi.flatten() == 0] = 0
         angle = delta[:, None].double() * 10_000.0 ** (-torch.arange(half).double() / half)
         cos, sin = (turn.float().to(self.device) for turn in (angle.cos(), angle.sin()))
@@ -108,4 +118,14 @@ class Problem:
             hi=ints(hi.flatten()),
             cos=cos,
             sin=sin,
+            runs=tuple(self._runs(num_rows, num_blocks)) if self.window is None else (),
         )
+
+    def _runs(self, num_rows: int, num_blocks: int) -> Iterator[Run]:
+        for worker in range(self.workers):
+            first = worker * self.rows
+            for block in range(num_blocks):
+                own = block == worker + 1
+                hi = OPEN_LEN + self.rows if own else self.lengths[block]
+                window = (-1, 0 if own else -1)
+                yield Run(first, self.rows, block, block * num_rows + first, 0, hi, window)

@@ -46,12 +46,13 @@ class Rig:
         num_pages: int = 96,
         page_size: int = 8,
         impl: str = "auto",
+        prefill: str = "auto",
         lean: bool = False,
     ) -> None:
         hook.register()
         self.model = model
         shapes, self.windows = selfcheck.layer_shapes(model, next(model.parameters()).device)
-        self.cache = KVCache(shapes, num_pages, page_size, impl)
+        self.cache = KVCache(shapes, num_pages, page_size, impl, prefill)
         for group in self.cache.groups:
             group.keys.fill_(torch.nan)
             group.values.fill_(torch.nan)

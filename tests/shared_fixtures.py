@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from langchain_core.messages import HumanMessage
+from sequences import plain
 from stage import Stage
 from tiny import tiny_model
 
@@ -18,6 +20,7 @@ from hogwild_engine.chat import ChatFormat
 from hogwild_engine.config import EngineConfig
 from hogwild_engine.protocol import INSTRUCT
 from hogwild_engine.weights import Weights
+from hogwild_kernels import prefill_implementation, varlen
 from recipes.sandbox import Sandbox, namespace_launcher
 
 if TYPE_CHECKING:
@@ -147,3 +150,22 @@ def shared_stage(chat: ChatFormat) -> Stage:
 def stage(shared_stage: Stage) -> Iterator[Stage]:
     yield shared_stage
     shared_stage.clear()
+
+
+@pytest.fixture
+def sequence_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """Both backends for long runs run here, by `sequences.plain`; rows and keys of every call."""
+    calls: list[tuple[int, int]] = []
+
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append((q.shape[0], k.shape[0]))
+        return plain(q, k, v, **options)
+
+    prefill_implementation.cache_clear()
+    monkeypatch.setattr(varlen, "refusal", lambda *_: None)
+    for name in varlen.BACKENDS:
+        monkeypatch.setitem(varlen.BACKENDS, name, attend)
+    yield calls
+    prefill_implementation.cache_clear()

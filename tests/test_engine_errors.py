@@ -38,6 +38,10 @@ BAD_SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "an empty model name": (lambda: EngineConfig(model=" "), "model"),
     "an unknown dtype": (lambda: EngineConfig(dtype="int3"), "dtype"),  # pyright: ignore[reportArgumentType]
     "unknown kernels": (lambda: EngineConfig(attention="tpu"), "attention"),  # pyright: ignore[reportArgumentType]
+    "unknown kernels for prompts": (
+        lambda: EngineConfig(prefill_attention="triton"),  # pyright: ignore[reportArgumentType]
+        "prefill_attention",
+    ),
     "no pages": (lambda: EngineConfig(num_pages=0), "num_pages"),
     "a share of pages": (lambda: EngineConfig(num_pages=0.5), "num_pages"),  # pyright: ignore[reportArgumentType]
     "an empty page": (lambda: EngineConfig(page_size=0), "page_size"),

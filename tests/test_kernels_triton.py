@@ -10,7 +10,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from hogwild_kernels import (
     BlockTable,
     KernelArgumentError,
     KVScales,
-    api,
+    choice,
     merge_states,
     reference,
     triton_attention,
@@ -46,9 +46,9 @@ def unwritten_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_columns(table: BlockTable, change: Callable[[torch.Tensor], torch.Tensor]) -> BlockTable:
-    names = [column.name for column in fields(table) if column.name != "derived"]
-    columns: dict[str, Any] = {name: change(getattr(table, name)) for name in names}
-    return BlockTable(**columns)
+    columns = {column.name: getattr(table, column.name) for column in fields(table)}
+    tensors = {name: change(column) for name, column in columns.items() if torch.is_tensor(column)}
+    return replace(table, **tensors, derived={})
 
 
 def on_device(table: BlockTable) -> BlockTable:
@@ -287,12 +287,12 @@ def test_triton_that_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatc
 def test_auto_takes_triton_on_cuda_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert api._automatic("cuda", False) == api._automatic("cuda", True) == "triton"
+    assert choice._automatic("cuda", False) == choice._automatic("cuda", True) == "triton"
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert api._automatic_on_cuda.__wrapped__() == "reference"
+    assert choice._automatic_on_cuda.__wrapped__() == "reference"
     assert "Triton is not installed" in caplog.text
-    assert api._automatic("cpu", False) == "cpu"
-    assert api._automatic("cpu", True) == "reference"
+    assert choice._automatic("cpu", False) == "cpu"
+    assert choice._automatic("cpu", True) == "reference"
 
 
 def test_scales_and_fp8_pages_come_together() -> None:

@@ -27,6 +27,8 @@ def test_a_dry_run_checks_every_kernel_and_writes_what_it_found(tmp_path: Path) 
     assert all(row["right"] for row in found["kernels"])
     assert {row["how"] for row in found["steps"]} >= {"transformers, sdpa", "no graphs"}
     assert all(row["us"] > 0 for row in found["attention"])
+    assert [row["attends"] for row in found["prefill"]] == ["same"]
+    assert all(f"{name} left out: it wants a CUDA" in done.stdout for name in ("flash", "varlen"))
 
 
 def test_targets_are_held_to_what_was_measured() -> None:

@@ -48,6 +48,7 @@ class KVCache:
         num_pages: pages in all.
         page_size: tokens a page holds.
         impl: which kernels read and write it, as `hogwild_kernels` names them.
+        prefill: which of them read it for long runs of rows.
         keeps_pages: as in `PagePool`.
     """
 
@@ -57,10 +58,11 @@ class KVCache:
         num_pages: int,
         page_size: int,
         impl: str = "auto",
+        prefill: str = "auto",
         *,
         keeps_pages: bool = False,
     ) -> None:
-        self.impl = impl
+        self.impl, self.prefill = impl, prefill
         self.pool = PagePool(num_pages, page_size, keeps_pages=keeps_pages)
         self.shapes = tuple(shapes)
         members: dict[LayerShape, list[int]] = {}

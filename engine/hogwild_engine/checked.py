@@ -16,6 +16,7 @@ from hogwild_engine.errors import ModelRefusedError, require
 from hogwild_engine.forward import Forward, HookedForward
 from hogwild_engine.lean import LeanForward
 from hogwild_engine.runner import Runner
+from hogwild_kernels import prefill_implementation
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class CheckedModel:
         windows: each layer's sliding window, ``None`` where it sees everything.
         context_len: tokens that a view may hold.
         error: relative error of block-wise logits against the plain forward's.
+        prefill: which kernels attend for long feeds, as `hogwild_kernels` names them.
     """
 
     forward: Forward
@@ -37,6 +39,7 @@ class CheckedModel:
     windows: list[int | None]
     context_len: int
     error: float
+    prefill: str
 
 
 def check(
@@ -71,9 +74,11 @@ def check(
     context_len = weights.context_len(model, windows)
     selfcheck.check_positions(model, ids, context_len)
     num_pages = selfcheck.num_pages(config.page_size)
-    cache = KVCache(shapes, num_pages, config.page_size, config.attention)
+    asked = config.prefill_attention
+    cache = KVCache(shapes, num_pages, config.page_size, config.attention, asked)
     hooked = Runner(HookedForward(model), cache, windows)
     fed = selfcheck.check_logits(model, hooked, ids)
+    prefill = _prefill(model, hooked, ids, asked)
     # The lean forward holds compiled attention of its own.
     takes_lean = config.attention in ("auto", "native")
     lean = _lean(model, hooked.cache, windows, ids, fed.logits) if takes_lean else None
@@ -85,7 +90,23 @@ def check(
         linear.pack(model, config.quantization, reaches)
     else:
         lean.pack(config.quantization, reaches)
-    return CheckedModel(lean or hooked.forward, shapes, windows, context_len, fed.error)
+    return CheckedModel(lean or hooked.forward, shapes, windows, context_len, fed.error, prefill)
+
+
+def _prefill(model: Any, hooked: Runner, ids: Sequence[int], asked: str) -> str:
+    """Which kernels attend for long feeds: those of all other rows where "auto" fails the check."""
+    cache = hooked.cache
+    kinds = {(shape.device, shape.dtype, shape.head_dim) for shape in cache.shapes}
+    if {prefill_implementation(asked, cache.impl, *kind) for kind in kinds} == {"same"}:
+        return "same"
+    try:
+        selfcheck.check_logits(model, hooked, ids, long=True)
+    except (ModelRefusedError, RuntimeError) as error:  # kernels that were built for other devices
+        if asked != "auto":
+            raise
+        _log.warning("long prompts attend through the kernels of all other rows: %s", error)
+        return "same"
+    return asked
 
 
 def _lean(

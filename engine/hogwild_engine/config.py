@@ -13,6 +13,7 @@ from hogwild_engine.errors import require
 EMBEDDED_MODEL = "smollm2-135m"
 QUANTIZATIONS = ("none", "int8")
 ATTENTIONS = ("auto", "reference", "cpu", "native", "triton")
+PREFILLS = ("auto", "flash", "varlen", "same")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_SEED = 2**63 - 1
 
@@ -32,6 +33,9 @@ class EngineConfig:
         attention: which kernels attend over the cache. "auto" takes the fastest that can run:
             Triton on CUDA, C on the CPU. Otherwise "triton", "native" (C), "cpu" (torch's
             operators) or "reference" (plain PyTorch on any device, slow).
+        prefill_attention: which kernels attend for prompts of 256 tokens or more in a pass. "auto"
+            takes, on CUDA, "flash" (the package flash-attn) where it is installed, else "varlen"
+            (torch's own) where it can run; otherwise, and by "same", those of ``attention``.
         cuda_graphs: replay passes of few rows as CUDA graphs. Off, because it has not been measured
             yet; wants a CUDA device that holds all layers.
         num_pages: pages in the cache pool. ``None``: as many as ``memory_fraction`` allows.
@@ -55,6 +59,7 @@ class EngineConfig:
     quantization: Literal["none", "int8"] = "none"
     device: str = "auto"
     attention: Literal["auto", "reference", "cpu", "native", "triton"] = "auto"
+    prefill_attention: Literal["auto", "flash", "varlen", "same"] = "auto"
     cuda_graphs: bool = False
     num_pages: int | None = None
     memory_fraction: float = 0.2
@@ -75,6 +80,8 @@ class EngineConfig:
         wanted = f"one of {QUANTIZATIONS}"
         require(self.quantization in QUANTIZATIONS, "quantization", wanted, self.quantization)
         require(self.attention in ATTENTIONS, "attention", f"one of {ATTENTIONS}", self.attention)
+        known = self.prefill_attention in PREFILLS
+        require(known, "prefill_attention", f"one of {PREFILLS}", self.prefill_attention)
         _require_count("page_size", self.page_size)
         _require_count("max_pass_tokens", self.max_pass_tokens)
         for name in ("num_pages", "num_threads"):

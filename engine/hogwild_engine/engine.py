@@ -110,9 +110,13 @@ class Engine:
         checked, device = apart(lambda: self._load(loaded))
         self.context_len, self.check_error = checked.context_len, checked.error
         num_pages, impl = self._pages(checked.shapes, device), config.attention
-        keeps_pages = config.prefix_cache
         self._cache = KVCache(
-            checked.shapes, num_pages, config.page_size, impl, keeps_pages=keeps_pages
+            checked.shapes,
+            num_pages,
+            config.page_size,
+            impl,
+            checked.prefill,
+            keeps_pages=config.prefix_cache,
         )
         graphs = self._graphs(checked.shapes) if config.cuda_graphs else None
         self._runner = Runner(checked.forward, self._cache, checked.windows, graphs)

@@ -93,6 +93,7 @@ def attention(
         softcap=softcap,
         sinks=s_aux,
         impl=impl,
+        prefill=hogwild.cache.prefill,
     )
     return out[None], None
 

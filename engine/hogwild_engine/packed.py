@@ -14,7 +14,7 @@ import torch
 
 from hogwild_engine.plan import Plan
 from hogwild_engine.rope import Rotation
-from hogwild_kernels import BlockTable
+from hogwild_kernels import BlockTable, Run
 
 
 class Sizes(NamedTuple):
@@ -53,14 +53,16 @@ class Packed(NamedTuple):
     hi: torch.Tensor
     offsets: torch.Tensor
 
-    def table(self, rotation: Rotation, window: int | None) -> BlockTable:
-        """What layers with this rotation and window read."""
+    def table(
+        self, rotation: Rotation, window: int | None, runs: tuple[Run, ...] = ()
+    ) -> BlockTable:
+        """What layers with this rotation and window read; ``runs`` are those of the plan."""
         lo = torch.zeros_like(self.hi)
         if window is not None:
             lo = (self.offsets - window + 1).clamp(min=0)
         cos, sin = rotation.table(self.deltas)
         ints = (self.pages, self.first_row, self.num_rows, self.first_pair, lo, self.hi)
-        return BlockTable(*(column.int() for column in ints), cos=cos, sin=sin)
+        return BlockTable(*(column.int() for column in ints), cos=cos, sin=sin, runs=runs)
 
 
 def pack(plan: Plan, sizes: Sizes) -> torch.Tensor:

@@ -7,11 +7,16 @@ are contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 from hogwild_engine.block import Block
+from hogwild_kernels import Run
+
+LONG_FEED = 256
+"""A feed of so many rows may attend on its own, by kernels for long sequences. Not measured yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class Plan:
         slots: where each row's key and value go.
         sampled: rows whose logits are wanted, in the order of the sampling feeds.
         entries: what the rows read, by `Entry`.
+        long: the rows of each long feed.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -70,6 +76,7 @@ class Plan:
     slots: list[int] = field(default_factory=list)
     sampled: list[int] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
+    long: list[range] = field(default_factory=list)
 
     def add_session(self, feeds: Sequence[Feed], hidden: Collection[Block] = ()) -> None:
         """Add one session's rows.
@@ -87,6 +94,8 @@ class Plan:
         for feed in feeds:
             stop = feed.start + feed.count
             self._read(feed, entries)
+            if feed.count >= LONG_FEED:
+                self.long.append(range(len(self.tokens), len(self.tokens) + feed.count))
             self.tokens += feed.block.tokens[feed.start : stop]
             self.positions += range(feed.start, stop)
             self.slots += feed.block.slots(feed.start, stop)
@@ -114,7 +123,42 @@ class Plan:
                 entry.offsets.extend([*unread, *range(first, first + count)])
             block_start += length
 
+    def runs(self, window: int | None) -> tuple[Run, ...]:
+        """What the rows of long feeds read in layers with this window."""
+        first_pairs = list(accumulate((len(entry.hi) for entry in self.entries), initial=0))
+        found: list[Run] = []
+        for rows in self.long:
+            for number, entry in enumerate(self.entries):
+                index = rows.start - entry.first_row
+                if 0 <= index < len(entry.hi) and entry.hi[index]:
+                    hi = entry.hi[index + len(rows) - 1]
+                    pair = first_pairs[number] + index
+                    run = Run(rows.start, len(rows), number, pair, 0, hi, (-1, -1))
+                    found += _runs(run, entry, index, window)
+        return tuple(found)
+
 
 def view_len(view: Sequence[Block]) -> int:
     """Tokens in a view: what others made visible, and all of the own block, which comes last."""
     return sum(block.visible_len for block in view[:-1]) + len(view[-1])
+
+
+def _runs(run: Run, entry: Entry, index: int, window: int | None) -> Iterator[Run]:
+    """What is left of a run over a whole block, with rows from ``index`` on, in such a window."""
+    first, count, number, pair, _, hi, _ = run
+    own = entry.hi[index] < hi
+    if window is None:
+        yield run._replace(window=(-1, 0 if own else -1))
+        return
+    start = entry.offsets[index] - window + 1  # of the first row's window; each moves it by one
+    if own:
+        yield run._replace(lo=max(0, start), window=(window - 1, 0))
+        return
+    # Told apart: flash-attn takes no window over more rows than keys.
+    whole = min(count, max(0, 1 - start))
+    if whole:
+        yield run._replace(num_rows=whole)
+    sliding, lo = min(count, hi - start) - whole, start + whole
+    if sliding > 0:
+        around = (hi - lo - sliding, -1)
+        yield Run(first + whole, sliding, number, pair + whole, lo, hi, around)

@@ -60,17 +60,24 @@ class Runner:
         self.forward_s = time.perf_counter() - started
         if logits is None:
             sizes = Sizes.of(plan, self._least_rows)
-            logits = self._run(pack(plan, sizes), sizes)
+            logits = self._run(pack(plan, sizes), sizes, plan)
         return logits[: len(plan.sampled)].float()
 
-    def _run(self, numbers: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-        """Run a packed plan; logits of its sampled rows, ``[R, V]``."""
+    def _run(self, numbers: torch.Tensor, sizes: Sizes, plan: Plan | None = None) -> torch.Tensor:
+        """Run a packed plan; logits of its sampled rows, ``[R, V]``.
+
+        Args:
+            numbers: the packed plan.
+            sizes: of its parts.
+            plan: where it is given, too, its long feeds may attend on their own.
+        """
         parts = {
             device: unpack(numbers.to(device), sizes)
             for device in dict.fromkeys(shape.device for shape in self.cache.shapes)
         }
+        runs = {window: plan.runs(window) if plan else () for _, window, _ in self._kinds}
         tables = {
-            (rotation, window, device): parts[device].table(rotation, window)
+            (rotation, window, device): parts[device].table(rotation, window, runs[window])
             for rotation, window, device in dict.fromkeys(self._kinds)
         }
         tensors = PassTensors(

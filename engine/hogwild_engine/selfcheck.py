@@ -116,13 +116,16 @@ class Blockwise(NamedTuple):
     error: float
 
 
-def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> Blockwise:
+def check_logits(
+    model: Any, runner: Runner, ids: Sequence[int], *, long: bool = False
+) -> Blockwise:
     """Feed a text in three blocks of two pieces each and compare with one plain forward.
 
     Args:
         model: the model that the runner runs.
         runner: runs it over the cache.
         ids: at least 24 token ids.
+        long: let the kernels for long feeds attend.
 
     Raises:
         ModelRefusedError: the logits differ, or a wrong rotation goes unnoticed.
@@ -130,7 +133,7 @@ def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> Blockwise:
     ids = list(ids)[: sum(BLOCK_LENGTHS)]
     plain = plain_logits(model, ids)
     bound = LOGIT_BOUND[runner.cache.shapes[0].dtype]
-    logits = _blockwise(runner, ids, turned=True)
+    logits = _blockwise(runner, ids, turned=True, long=long)
     error = _relative(logits, plain)
     if not error < bound:
         detail = (
@@ -139,7 +142,7 @@ def check_logits(model: Any, runner: Runner, ids: Sequence[int]) -> Blockwise:
         )
         raise ModelRefusedError("logits", detail)
     if any(shape.rotation.inv_freq for shape in runner.cache.shapes):
-        wrong = _relative(_blockwise(runner, ids, turned=False), plain)
+        wrong = _relative(_blockwise(runner, ids, turned=False, long=long), plain)
         if not wrong > CONTROL_FACTOR * error:
             detail = (
                 f"without the extra rotation logits differ by {wrong:.2g}, with it by {error:.2g}: "
@@ -166,7 +169,7 @@ def lean_error(lean: Runner, hooked: torch.Tensor, ids: Sequence[int]) -> float:
     return _relative(_blockwise(lean, ids, turned=True), hooked)
 
 
-def _blockwise(runner: Runner, ids: list[int], *, turned: bool) -> torch.Tensor:
+def _blockwise(runner: Runner, ids: list[int], *, turned: bool, long: bool = False) -> torch.Tensor:
     blocks: list[Block] = []
     logits = []
     try:
@@ -179,6 +182,7 @@ def _blockwise(runner: Runner, ids: list[int], *, turned: bool) -> torch.Tensor:
                 blocks[-1].append(ids[start:stop])
                 plan.add_session([Feed(blocks[-1], start - done, stop - start, blocks)])
                 plan.sampled = list(range(stop - start))
+                plan.long = [range(stop - start)] if long else []
                 if not turned:
                     plan.entries = [_unturned(entry) for entry in plan.entries]
                 logits.append(runner.run(plan))

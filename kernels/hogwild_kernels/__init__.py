@@ -4,22 +4,28 @@ workers.
 
 from hogwild_kernels.api import (
     IMPLEMENTATIONS,
+    PREFILLS,
     BlockTable,
     KernelArgumentError,
     KVScales,
+    Run,
     block_attention,
     merge_states,
     move_kv,
+    prefill_implementation,
     write_kv,
 )
 
 __all__ = [
     "IMPLEMENTATIONS",
+    "PREFILLS",
     "BlockTable",
     "KVScales",
     "KernelArgumentError",
+    "Run",
     "block_attention",
     "merge_states",
     "move_kv",
+    "prefill_implementation",
     "write_kv",
 ]

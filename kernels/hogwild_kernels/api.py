@@ -1,4 +1,4 @@
-"""The four operations, their shapes, their checks, and which implementation runs.
+"""The four operations: their shapes, their checks, and the call of whoever runs them.
 
 Shapes are fixed here for good. T new tokens (rows), H query heads, KH key/value heads, D head dim,
 N pairs of (row, block). Pages may have any strides as long as D is contiguous and the slots of
@@ -10,46 +10,37 @@ Logarithms are natural, ``lse`` is float32. A row that sees nothing has output 0
 
 from __future__ import annotations
 
-import logging
-from functools import cache
-from importlib import import_module
-from types import ModuleType
+from functools import partial
+from typing import Any
 
 import torch
 
-from hogwild_kernels import native
-from hogwild_kernels.table import BlockTable, KVScales
+from hogwild_kernels import long_runs, native, varlen
+from hogwild_kernels.choice import (
+    IMPLEMENTATIONS,
+    PREFILLS,
+    KernelArgumentError,
+    check,
+    implementation,
+    prefill_implementation,
+)
+from hogwild_kernels.table import BlockTable, KVScales, Run
 
 __all__ = [
     "IMPLEMENTATIONS",
+    "PREFILLS",
     "BlockTable",
     "KVScales",
     "KernelArgumentError",
+    "Run",
     "block_attention",
     "merge_states",
     "move_kv",
+    "prefill_implementation",
     "write_kv",
 ]
 
-IMPLEMENTATIONS = ("auto", "reference", "cpu", "native", "triton")
-"""What ``impl`` may be. "auto" is "triton" on CUDA where it is installed, "native" or else "cpu"
-on the CPU, "reference" for all other devices and for an fp8 cache on the CPU.
-"""
-
-_MODULES = {
-    "reference": "hogwild_kernels.reference",
-    "cpu": "hogwild_kernels.cpu",
-    "native": "hogwild_kernels.native",
-    "triton": "hogwild_kernels.triton_attention",
-}
 _FP8 = torch.float8_e4m3fn
-_FP8_CAPABILITY = (8, 9)
-
-_log = logging.getLogger(__name__)
-
-
-class KernelArgumentError(ValueError):
-    """An argument has the wrong shape, type or device, or a requested implementation cannot run."""
 
 
 def block_attention(
@@ -63,6 +54,7 @@ def block_attention(
     sinks: torch.Tensor | None = None,
     scales: KVScales | None = None,
     impl: str = "auto",
+    prefill: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention of each row over the union of the keys that it sees in all blocks.
 
@@ -76,36 +68,42 @@ def block_attention(
         sinks: a logit per head that joins the softmax's denominator and has no value. ``[H]``.
         scales: factors of keys and values in pages of dtype float8_e4m3fn.
         impl: one of `IMPLEMENTATIONS`.
+        prefill: one of `PREFILLS`.
 
     Returns:
         The output ``[T, H, D]`` in q's dtype, and the log-sum-exp of the visible scores (sinks
         included), float32 ``[T, H]``.
 
     Raises:
-        KernelArgumentError: an argument does not fit, or ``impl`` cannot run on these tensors.
+        KernelArgumentError: an argument does not fit, or ``impl`` or ``prefill`` cannot run on
+            these tensors.
     """
     _check_pages(k_pages, v_pages, dims=4)
-    _check(q.dim() == 3, "q", "three dims [T, H, D]", tuple(q.shape))
+    check(q.dim() == 3, "q", "three dims [T, H, D]", tuple(q.shape))
     num_heads, dim = q.shape[1:]
     num_kv_heads = k_pages.shape[2]
-    _check(dim == k_pages.shape[3], "q", f"head dim {k_pages.shape[3]} as k_pages has", dim)
-    _check(num_heads % num_kv_heads == 0, "q", f"a multiple of {num_kv_heads} heads", num_heads)
-    _check(dim % 2 == 0, "q", "an even head dim", dim)
+    check(dim == k_pages.shape[3], "q", f"head dim {k_pages.shape[3]} as k_pages has", dim)
+    check(num_heads % num_kv_heads == 0, "q", f"a multiple of {num_kv_heads} heads", num_heads)
+    check(dim % 2 == 0, "q", "an even head dim", dim)
     _check_table(table, dim)
     if sinks is not None:
-        _check(sinks.shape == (num_heads,), "sinks", f"[{num_heads}]", tuple(sinks.shape))
+        check(sinks.shape == (num_heads,), "sinks", f"[{num_heads}]", tuple(sinks.shape))
     if softcap is not None:
-        _check(softcap > 0, "softcap", "a positive number", softcap)
+        check(softcap > 0, "softcap", "a positive number", softcap)
     _check_scales(scales, k_pages)
     if impl in ("auto", "native") and q.device.type == "cpu" and scales is None:
         refusal = native.refusal(q, k_pages, v_pages)
-        _check(impl == "auto" or refusal is None, "impl", f"for 'native' {refusal}", impl)
+        check(impl == "auto" or refusal is None, "impl", f"for 'native' {refusal}", impl)
         impl = "cpu" if refusal else "native"
-    chosen = _implementation(impl, q, scales)
-    options = {} if scales is None else {"scales": scales}
-    return chosen.block_attention(
-        q, k_pages, v_pages, table, scale=scale, softcap=softcap, sinks=sinks, **options
-    )
+    chosen = implementation(impl, q, scales)
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
+    by_blocks = partial(chosen.block_attention, **options, **({"scales": scales} if scales else {}))
+    if table.runs:
+        name = prefill_implementation(prefill, impl, q.device, k_pages.dtype, dim, softcap)
+        if name != "same":
+            options |= {"attend": varlen.BACKENDS[name], "rest": by_blocks}
+            return long_runs.block_attention(q, k_pages, v_pages, table, **options)
+    return by_blocks(q, k_pages, v_pages, table)
 
 
 def write_kv(
@@ -135,11 +133,11 @@ def write_kv(
     """
     _check_pages(k_pages, v_pages, dims=4)
     wanted = (slots.shape[0], *k_pages.shape[2:])
-    _check(k.shape == wanted, "k", f"shape {wanted}", tuple(k.shape))
-    _check(v.shape == wanted, "v", f"shape {wanted}", tuple(v.shape))
-    _check(slots.dtype == torch.int64, "slots", "dtype int64", slots.dtype)
+    check(k.shape == wanted, "k", f"shape {wanted}", tuple(k.shape))
+    check(v.shape == wanted, "v", f"shape {wanted}", tuple(v.shape))
+    check(slots.dtype == torch.int64, "slots", "dtype int64", slots.dtype)
     _check_scales(scales, k_pages)
-    chosen = _implementation(impl, k, scales)
+    chosen = implementation(impl, k, scales)
     chosen.write_kv(k, v, k_pages, v_pages, slots, scales=scales)
 
 
@@ -172,13 +170,13 @@ def move_kv(
     """
     _check_pages(k_pages, v_pages, dims=5)
     for name, slots in (("source", source), ("target", target)):
-        _check(slots.dtype == torch.int64, name, "dtype int64", slots.dtype)
-        _check(slots.shape == source.shape, name, f"shape {tuple(source.shape)}", slots.shape)
+        check(slots.dtype == torch.int64, name, "dtype int64", slots.dtype)
+        check(slots.shape == source.shape, name, f"shape {tuple(source.shape)}", slots.shape)
     wanted = (source.shape[0], k_pages.shape[4] // 2)
-    _check(cos.shape == wanted, "cos", f"shape {wanted}", tuple(cos.shape))
-    _check(sin.shape == wanted, "sin", f"shape {wanted}", tuple(sin.shape))
+    check(cos.shape == wanted, "cos", f"shape {wanted}", tuple(cos.shape))
+    check(sin.shape == wanted, "sin", f"shape {wanted}", tuple(sin.shape))
     _check_scales(scales, k_pages)
-    chosen = _implementation(impl, k_pages, scales)
+    chosen = implementation(impl, k_pages, scales)
     chosen.move_kv(k_pages, v_pages, source, target, cos, sin, scales=scales)
 
 
@@ -198,99 +196,48 @@ def merge_states(
     Raises:
         KernelArgumentError: an argument does not fit, or ``impl`` cannot run on these tensors.
     """
-    _check(outs.dim() == 4, "outs", "four dims [P, T, H, D]", tuple(outs.shape))
-    _check(
-        lses.shape == outs.shape[:3], "lses", f"shape {tuple(outs.shape[:3])}", tuple(lses.shape)
-    )
-    return _implementation(impl, outs).merge_states(outs, lses)
-
-
-def _implementation(impl: str, tensor: torch.Tensor, scales: KVScales | None = None) -> ModuleType:
-    _check(impl in IMPLEMENTATIONS, "impl", f"one of {IMPLEMENTATIONS}", impl)
-    device = tensor.device
-    if impl == "auto":
-        impl = _automatic(device.type, scales is not None)
-    if impl in ("cpu", "native"):
-        _check(device.type == "cpu", "impl", f"tensors on the CPU for {impl!r}", device)
-        _check(scales is None, "impl", "'reference' or 'triton' for an fp8 cache", impl)
-    if impl == "triton":
-        _check_triton(device, scales is not None)
-    return import_module(_MODULES[impl])
-
-
-def _automatic(device_type: str, is_fp8: bool) -> str:
-    if device_type == "cuda":
-        return _automatic_on_cuda()
-    return "cpu" if device_type == "cpu" and not is_fp8 else "reference"
-
-
-@cache
-def _automatic_on_cuda() -> str:
-    try:
-        import_module("triton")
-    except ImportError:
-        _log.warning("attention runs in plain PyTorch, which is slow: Triton is not installed")
-        return "reference"
-    return "triton"
-
-
-def _check_triton(device: torch.device, is_fp8: bool) -> None:
-    try:
-        module = import_module(_MODULES["triton"])
-    except ImportError as error:
-        raise KernelArgumentError(
-            "impl: wanted Triton 3.6 or newer for 'triton' (pip install triton), got none"
-        ) from error
-    wanted = "CUDA tensors for 'triton', or TRITON_INTERPRET=1 in the environment"
-    runs = device.type == "cuda" or (device.type == "cpu" and module.INTERPRETED)
-    _check(runs, "impl", wanted, device)
-    if is_fp8 and device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        _check(capability >= _FP8_CAPABILITY, "impl", "sm_89 or newer for fp8", capability)
+    check(outs.dim() == 4, "outs", "four dims [P, T, H, D]", tuple(outs.shape))
+    check(lses.shape == outs.shape[:3], "lses", f"shape {tuple(outs.shape[:3])}", tuple(lses.shape))
+    return implementation(impl, outs).merge_states(outs, lses)
 
 
 def _check_pages(k_pages: torch.Tensor, v_pages: torch.Tensor, dims: int) -> None:
     names = "[num_pages, page_size, KH, D]" if dims == 4 else "[L, num_pages, page_size, KH, D]"
-    _check(k_pages.dim() == dims, "k_pages", names, tuple(k_pages.shape))
-    _check(
+    check(k_pages.dim() == dims, "k_pages", names, tuple(k_pages.shape))
+    check(
         v_pages.shape == k_pages.shape,
         "v_pages",
         f"shape {tuple(k_pages.shape)}",
         tuple(v_pages.shape),
     )
     for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
-        _check(pages.stride(-1) == 1, name, "a contiguous last dim", pages.stride())
+        check(pages.stride(-1) == 1, name, "a contiguous last dim", pages.stride())
 
 
 def _check_scales(scales: KVScales | None, pages: torch.Tensor) -> None:
     wanted = f"scales for pages of dtype {_FP8}, and None for all others"
-    _check((pages.dtype == _FP8) == (scales is not None), "scales", wanted, pages.dtype)
+    check((pages.dtype == _FP8) == (scales is not None), "scales", wanted, pages.dtype)
     if scales is None:
         return
     shape = tuple(pages.shape[:-1])
     for name, factors in zip(scales._fields, scales, strict=True):
-        _check(factors.shape == shape, f"scales.{name}", f"shape {shape}", tuple(factors.shape))
-        _check(factors.dtype == torch.float32, f"scales.{name}", "dtype float32", factors.dtype)
+        check(factors.shape == shape, f"scales.{name}", f"shape {shape}", tuple(factors.shape))
+        check(factors.dtype == torch.float32, f"scales.{name}", "dtype float32", factors.dtype)
     strides = scales.keys.stride()
-    _check(scales.values.stride() == strides, "scales.values", f"strides {strides}", "others")
+    check(scales.values.stride() == strides, "scales.values", f"strides {strides}", "others")
 
 
 def _check_table(table: BlockTable, dim: int) -> None:
-    _check(table.pages.dim() == 2, "table.pages", "two dims [B, P]", tuple(table.pages.shape))
-    _check(table.lo.dim() == 1, "table.lo", "one dim [N]", tuple(table.lo.shape))
+    check(table.pages.dim() == 2, "table.pages", "two dims [B, P]", tuple(table.pages.shape))
+    check(table.lo.dim() == 1, "table.lo", "one dim [N]", tuple(table.lo.shape))
     hi, pairs = tuple(table.hi.shape), (table.num_pairs,)
-    _check(hi == pairs, "table.hi", f"shape {pairs}", hi)
+    check(hi == pairs, "table.hi", f"shape {pairs}", hi)
     count = table.pages.shape[0]
     for name in ("first_row", "num_rows", "first_pair"):
         column = getattr(table, name)
-        _check(column.shape == (count,), f"table.{name}", f"shape ({count},)", tuple(column.shape))
+        check(column.shape == (count,), f"table.{name}", f"shape ({count},)", tuple(column.shape))
     wanted = (table.num_pairs, dim // 2)
     for name in ("cos", "sin"):
         angles = getattr(table, name)
-        _check(angles.shape == wanted, f"table.{name}", f"shape {wanted}", tuple(angles.shape))
-        _check(angles.dtype == torch.float32, f"table.{name}", "dtype float32", angles.dtype)
-
-
-def _check(holds: bool, name: str, wanted: str, came: object) -> None:
-    if not holds:
-        raise KernelArgumentError(f"{name}: wanted {wanted}, got {came!r}")
+        check(angles.shape == wanted, f"table.{name}", f"shape {wanted}", tuple(angles.shape))
+        check(angles.dtype == torch.float32, f"table.{name}", "dtype float32", angles.dtype)

@@ -23,6 +23,32 @@ class KVScales(NamedTuple):
     values: torch.Tensor
 
 
+class Run(NamedTuple):
+    """Consecutive rows that read one block alike: what attention over long sequences takes at once.
+
+    All rows are turned by the same angle, and each sees at least one token. Row ``i`` of the run
+    stands at token ``hi - num_rows + i``, its diagonal.
+
+    Args:
+        first_row: the first row.
+        num_rows: how many they are.
+        entry: the entry of the table that they read.
+        first_pair: the pair of the first row.
+        lo: first token that any of them sees.
+        hi: one past the last token that any of them sees.
+        window: how many tokens before and after its diagonal a row sees; -1 for all from ``lo`` on,
+            and for all up to ``hi``. Not (some, all) where there are more rows than tokens.
+    """
+
+    first_row: int
+    num_rows: int
+    entry: int
+    first_pair: int
+    lo: int
+    hi: int
+    window: tuple[int, int]
+
+
 @dataclass(frozen=True, eq=False)
 class BlockTable:
     """What every row of one pass reads, as tensors.
@@ -46,6 +72,9 @@ class BlockTable:
         hi: one past the last visible token of each pair. int32 ``[N]``.
         cos: cosines of the extra rotation, float32 ``[N, D/2]``.
         sin: sines of the extra rotation, float32 ``[N, D/2]``.
+        runs: long runs of rows, where the host knows of any: all that the columns say of these
+            rows, said once more in plain numbers.
+        num_active: how many rows see anything, where the host knows that others do not.
     """
 
     pages: torch.Tensor
@@ -56,6 +85,8 @@ class BlockTable:
     hi: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
+    runs: tuple[Run, ...] = ()
+    num_active: int | None = None
     derived: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What an implementation computed from the table, kept so that it is computed once a pass, not
     once a layer.

@@ -67,7 +67,8 @@ def block_attention(
     if num_rows == 0:
         return out, lse
     compute = compute_dtype(q.dtype, k_pages.dtype)
-    config = config or choose(num_rows, group, dim, compute.itemsize)
+    active = num_rows if table.num_active is None else table.num_active
+    config = config or choose(active, group, dim, compute.itemsize)
     heads = heads_per_tile(group, config.block_m)
     lanes = num_kv_heads * -(-group // heads)
     num_programs = num_programs or max(1, _num_sms(q.device) * config.programs_per_sm // lanes)
