@@ -2,6 +2,7 @@
 one prompt.
 """
 
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -10,9 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hogwild_engine.apart import apart
 from hogwild_engine.measured import TEMPERATURE, TOP_P, Measured
 
 MAX_PASS_TOKENS = 512
+
+_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
 
 Render = Callable[[str], list[int]]
 
@@ -28,6 +32,7 @@ def load_model(gguf: Path) -> Any:
         ValueError: llama.cpp cannot load it.
     """
     llama_cpp: Any = importlib.import_module("llama_cpp")
+    llama_cpp.llama_log_set(_SILENT, None)
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = 0
@@ -65,8 +70,15 @@ class LlamaArm:
         self._batch = llama_cpp.llama_batch_init(MAX_PASS_TOKENS, 0, 1)
 
     def measure(self, tasks: Sequence[str], steps: int, seed: int) -> Measured:
-        """Answer the only task: prefill, then ``steps`` steps of all sequences."""
+        """Answer the only task: prefill, then ``steps`` steps of all sequences.
+
+        Apart: it shares OpenMP with torch, where helpers that its thread left behind would slow the
+        other arms.
+        """
         (task,) = tasks
+        return apart(lambda: self._measure(task, steps, seed))
+
+    def _measure(self, task: str, steps: int, seed: int) -> Measured:
         ids = self._render(task)
         samplers = [self._sampler(seed + place) for place in range(self._sequences)]
         started = time.perf_counter()
