@@ -364,6 +364,15 @@ def test_closing_an_engine_ends_its_sessions_and_its_thread(engine: Engine) -> N
         closing.submit(long)
 
 
+def test_an_idle_engines_helpers_end_and_the_next_request_is_served(engine: Engine) -> None:
+    first = engine.submit(requests()[0]).result(20)
+    working = engine._working
+    assert working is not None
+    wait_until(lambda: not working.is_alive())
+    assert engine.submit(requests()[0]).result(20).text == first.text
+    assert engine._working is not working
+
+
 # Events
 
 

@@ -46,6 +46,11 @@ CHECK_TEXT = (
     "Two people can paint a fence faster than one if each of them sees which boards the other "
     "has painted already, and so can three or four."
 )
+LINGER_S = 0.3
+"""Seconds that an idle engine's helpers stay. They slow whoever else computes in the process; new
+ones cost the next request some ten milliseconds.
+"""
+
 MAX_CONTEXTS = 64
 """The pool holds at most this many full contexts unless ``num_pages`` says otherwise."""
 
@@ -128,6 +133,7 @@ class Engine:
         self._meter = Meter()
         self._counts = dict.fromkeys(("prompt", "cached", "worker", "answer", "forced"), 0)
         self._thread = threading.Thread(target=self._run, name="hogwild-engine", daemon=True)
+        self._working: threading.Thread | None = None
         self._thread.start()
         atexit.register(_close_if_alive, weakref.ref(self))
 
@@ -253,7 +259,7 @@ class Engine:
         with self._wake:
             self._closed = True
             self._wake.notify()
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() not in (self._thread, self._working):
             self._thread.join()
 
     def __enter__(self) -> Engine:
@@ -262,7 +268,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # The engine thread
+    # The engine's threads: one that waits, and while there is work another one
 
     def _tell(self, word: str, session: Session) -> None:
         with self._wake:
@@ -270,28 +276,42 @@ class Engine:
             self._wake.notify()
 
     def _run(self) -> None:
-        if self.config.num_threads is not None:
-            torch.set_num_threads(self.config.num_threads)
         try:
-            while self._read_inbox():
-                try:
-                    for session in self._scheduler.admit():
-                        self._begin(session)
-                    self._pass()
-                except Exception as error:  # a fault of our own must not leave readers waiting
-                    for session in list(self._handles):
-                        self._fail(session, error)
+            while self._wait():
+                apart(self._work_off)  # an idle engine keeps no helpers that would slow others
         finally:
             with self._wake:
                 self._closed = True
             for session in list(self._handles):
                 self._end(session, EngineClosedError("the engine was closed; make a new one"))
 
-    def _read_inbox(self) -> bool:
-        """Take in what callers said; sleeps while there is nothing to do. ``False`` once closed."""
+    def _wait(self) -> bool:
+        """Sleep until callers say something. ``False`` once closed."""
         with self._wake:
-            while not (self._closed or self._inbox or self._scheduler.has_work):
+            while not (self._closed or self._inbox):
                 self._wake.wait()
+        self._meter.wake()
+        return not self._closed
+
+    def _work_off(self) -> None:
+        """Make passes until there is nothing to do for a while."""
+        self._working = threading.current_thread()
+        if self.config.num_threads is not None:
+            torch.set_num_threads(self.config.num_threads)
+        while self._read_inbox():
+            try:
+                for session in self._scheduler.admit():
+                    self._begin(session)
+                self._pass()
+            except Exception as error:  # a fault of our own must not leave readers waiting
+                for session in list(self._handles):
+                    self._fail(session, error)
+
+    def _read_inbox(self) -> bool:
+        """Take in what callers said. ``False`` once closed, or after `LINGER_S` without work."""
+        with self._wake:
+            if not (self._closed or self._inbox or self._scheduler.has_work):
+                self._wake.wait(LINGER_S)
                 self._meter.wake()
             told = list(self._inbox)
             self._inbox.clear()
@@ -302,7 +322,7 @@ class Engine:
                 self._scheduler.add(session)
             else:
                 self._end(session, SessionCancelledError("the session was cancelled"))
-        return not self._closed
+        return self._scheduler.has_work and not self._closed
 
     def _begin(self, session: Session) -> None:
         try:

@@ -196,7 +196,7 @@ static int is_small(const Job *job) {
   int64_t scores = 0;
   for (int entry = 0; entry < job->num_entries; entry++)
     scores += (int64_t)longest(job, entry) * job->counts[entry];
-  return scores * job->num_heads * job->dim < 1 << 20;
+  return scores * job->num_heads * job->dim < 1 << 18;
 }
 
 // Number of tasks; where tasks is given they are written there.
