@@ -19,11 +19,11 @@ from tiny import tiny_model
 
 from hogwild_engine import EngineConfig, checked, plan
 from hogwild_engine.engine import Engine
-from hogwild_engine.errors import ModelRefusedError
+from hogwild_engine.errors import ConfigError, ModelRefusedError
 from hogwild_engine.packed import Sizes, pack, unpack
 from hogwild_engine.plan import Feed, Plan
 from hogwild_engine.weights import Weights
-from hogwild_kernels import BlockTable, KernelArgumentError, varlen
+from hogwild_kernels import BlockTable, varlen
 
 IMPL = "triton" if find_spec("triton") and not torch.cuda.is_available() else "reference"
 LONG = 20
@@ -159,8 +159,15 @@ def load(tokenizer: Any) -> Callable[..., Engine]:
 def test_a_library_that_was_asked_for_and_cannot_run_is_an_error(
     load: Callable[..., Engine],
 ) -> None:
-    with pytest.raises(KernelArgumentError, match=r"^prefill: wanted for 'varlen' a CUDA device"):
+    said = r"^prefill_attention: wanted for 'varlen' a CUDA device"
+    with pytest.raises(ConfigError, match=said):
         load(prefill_attention="varlen")
+
+
+def test_kernels_that_cannot_read_this_cache_are_an_error_of_the_setting(tokenizer: Any) -> None:
+    config = EngineConfig(dtype="float16", attention="native", num_pages=16)
+    with pytest.raises(ConfigError, match=r"^attention: wanted for 'native'"):
+        Engine(config, Weights(tiny_model("llama").half(), tokenizer))
 
 
 def test_a_library_attends_in_a_check_at_load(

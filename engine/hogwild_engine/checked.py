@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,11 @@ import torch
 from hogwild_engine import linear, quantized, selfcheck, weights
 from hogwild_engine.cache import KVCache, LayerShape
 from hogwild_engine.config import EngineConfig
-from hogwild_engine.errors import ModelRefusedError, require
+from hogwild_engine.errors import ConfigError, ModelRefusedError, require
 from hogwild_engine.forward import Forward, HookedForward
 from hogwild_engine.lean import LeanForward
 from hogwild_engine.runner import Runner
-from hogwild_kernels import prefill_implementation
+from hogwild_kernels import KernelArgumentError, prefill_implementation
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,20 @@ class CheckedModel:
     prefill: str
 
 
+@contextmanager
+def _named_by_setting() -> Iterator[None]:
+    """Name the engine's setting where kernels that were asked for cannot run."""
+    try:
+        yield
+    except KernelArgumentError as error:
+        argument, _, said = str(error).partition(": ")
+        setting = {"impl": "attention", "prefill": "prefill_attention"}.get(argument)
+        if setting is None:
+            raise
+        raise ConfigError(f"{setting}: {said}") from error
+
+
+@_named_by_setting()
 def check(
     model: Any, ids: Sequence[int], calibration: Sequence[int], config: EngineConfig
 ) -> CheckedModel:
@@ -54,7 +69,8 @@ def check(
         config: the engine's settings.
 
     Raises:
-        ConfigError: ``config`` asks to quantise a model that is quantised already.
+        ConfigError: kernels that ``config`` asks for cannot run here, or the model is quantised
+            already and ``config`` asks for it again.
         ModelRefusedError: a check failed.
     """
     method = quantized.method_of(model)
