@@ -215,3 +215,17 @@ def test_a_row_reads_nothing_where_it_sees_nothing() -> None:
     out, lse = Case((5,), [Row(0, [(0, 5, 5)])] * 3).run("native")
     assert (out == 0).all()
     assert (lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize("length", [300, 3000])
+def test_equal_calls_give_equal_numbers_whatever_thread_is_faster(length: int) -> None:
+    case = Case((length, 40), ordinary_rows((length, 40)), dtype=torch.float32)
+    table = case.table()
+
+    def run() -> torch.Tensor:
+        return native.block_attention(case.q, case.k_pages, case.v_pages, table, scale=case.scale)[
+            0
+        ]
+
+    first = run()
+    assert all(torch.equal(run(), first) for _ in range(60))
