@@ -203,7 +203,8 @@ def test_ollama_17921_tool_choice_is_kept(lone: ChatHogwild) -> None:
 def test_ollama_12174_a_call_without_its_tags_is_a_call() -> None:
     written = '```json\n{\n  "name": "weigh",\n  "arguments": {"things": ["a"]}\n}\n```'
     doubled = '{{"name": "weigh", "arguments": {"things": ["a"]}}}'  # Qwen2.5-Coder's template
-    for text in (written, written[8:-4], doubled, doubled[:-1]):
+    bold = f"**{doubled[1:-1]}**"
+    for text in (written, written[8:-4], doubled, doubled[:-1], bold):
         reader = Reader(OURS, ["weigh"])
         for char in text:
             reader.feed(char)

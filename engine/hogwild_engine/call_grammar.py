@@ -15,7 +15,7 @@ from hogwild_engine.tools import ToolFormat
 MAX_CALLS = 16
 _SLASH = "\\/"
 _GAP = "[ \\n]{0,9}"
-_FENCE = "```(json)?[ \\n]{0,9}"
+_FENCE = "```(json)?[ \\n]{0,9}|\\*\\*"
 _SPACED = ("\\{", ":", ",")
 
 Spell = Callable[[str], str]
@@ -93,9 +93,9 @@ def arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class LooseForm(NamedTuple):
-    """Calls that lack the form's tags, in a code fence or not, with any white space, and in two
-    pairs of braces, as Qwen2.5-Coder's template shows them: regular expressions in the syntax of
-    both Lark and Python.
+    """Calls that lack the form's tags, plain, in a code fence or in bold, with any white space, and
+    in two pairs of braces, as Qwen2.5-Coder's template shows them: regular expressions in the
+    syntax of both Lark and Python.
 
     Args:
         starts: all to the arguments, an expression a tool.
@@ -125,7 +125,7 @@ class LooseForm(NamedTuple):
         return [
             f"bare: ({calls}) CLOSING FENCE?",
             f"CLOSING: /{self.closing}/",
-            f"FENCE: /{_GAP}```/",
+            f"FENCE: /{_GAP}(```|\\*\\*)/",
             *(f"START{number}: /{start}/" for number, start in enumerate(self.starts)),
         ]
 

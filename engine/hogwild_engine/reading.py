@@ -178,7 +178,8 @@ class Reader:
         """Whether what came so far may grow into a call."""
         if len(self._buffer) < len(opening) and opening.startswith(self._buffer):
             return True
-        starts_loose = self._buffer.startswith("{") or "```".startswith(self._buffer[:3])
+        starts = (("{", 1), ("```", 3), ("**", 2))
+        starts_loose = any(mark.startswith(self._buffer[:length]) for mark, length in starts)
         return bool(self._loose) and starts_loose and len(self._buffer) < self._patience
 
     def _begin_call(self, name: str, rest: str) -> list[Piece]:
