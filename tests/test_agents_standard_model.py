@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import pytest
+from langchain_core.language_models import BaseChatModel
 from standard import Lone, Team
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(3000)]
@@ -32,3 +33,10 @@ class TestTeam(Team):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {**MODEL, "workers": 2, "max_steps": 12, "max_tokens": 24}
+
+    @pytest.mark.xfail(
+        reason="the team of Qwen2.5-Coder-1.5B names the keys '/setup' and '/punchline'",
+        strict=False,  # another model may do better
+    )
+    def test_json_mode(self, model: BaseChatModel) -> None:
+        super().test_json_mode(model)
