@@ -42,6 +42,7 @@ class Case:
     scattered: bool = True
     q_scale: float = 1.0
     seed: int = 0
+    page_size: int = PAGE_SIZE
     scale: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +54,7 @@ class Case:
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator).to(self.dtype)
 
-        counts = [-(-length // PAGE_SIZE) for length in self.lengths]
+        counts = [-(-length // self.page_size) for length in self.lengths]
         order = list(range(sum(counts) + 3))
         if self.scattered:
             random.Random(self.seed).shuffle(order)
@@ -65,13 +66,13 @@ class Case:
             keys = normal(length, self.num_kv_heads, self.dim)
             values = normal(length, self.num_kv_heads, self.dim)
             for token in range(length):
-                page, offset = pages[token // PAGE_SIZE], token % PAGE_SIZE
+                page, offset = pages[token // self.page_size], token % self.page_size
                 self.k_pages[page, offset], self.v_pages[page, offset] = keys[token], values[token]
             self.blocks.append((keys, values))
         self.q = normal(len(self.rows), self.num_heads, self.dim) * self.q_scale
 
     def _empty(self) -> torch.Tensor:
-        sizes = (self.num_pages, PAGE_SIZE, self.num_kv_heads, self.dim)
+        sizes = (self.num_pages, self.page_size, self.num_kv_heads, self.dim)
         if self.storage == "head-major":
             head_major = torch.full((sizes[2], *sizes[:2], sizes[3]), math.nan, dtype=self.dtype)
             return head_major.permute(1, 2, 0, 3)

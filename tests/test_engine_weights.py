@@ -14,9 +14,9 @@ import torch
 from tiny import FAMILIES, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hogwild_engine import Engine, SamplingParams, converted, linear, weights
+from hogwild_engine import Engine, SamplingParams, converted, linear, matrices, weights
 from hogwild_engine.weights import Source, locate
-from hogwild_kernels import native
+from hogwild_kernels import native, native_matrix
 
 IDS = torch.tensor([[5, 600, 7, 1, 2, 9000, 11]])
 
@@ -129,30 +129,82 @@ def test_packed_layers_give_the_same_logits(family: str) -> None:
     torch.testing.assert_close(logits(model), wanted, atol=2e-4, rtol=2e-4)
 
 
+# The compiled forms want AVX-512.
+HAS_NATIVE = not any(
+    native_matrix.refusal(torch.zeros((16, 64), dtype=dtype))
+    for dtype in (torch.float32, torch.bfloat16, torch.int8)
+)
+NATIVE = (matrices.NativeLinear,) if HAS_NATIVE else ()
+FORMS = (*NATIVE, matrices.PackedLinear)
+INT8_FORMS = (*((matrices.NativeInt8Linear,) if HAS_NATIVE else ()), matrices.PackedInt8Linear)
+needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="no compiler, or no AVX-512 here")
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *forms: Any) -> None:
+    """Make forms of matrices that cannot be had."""
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("no such operator here")
+
+    for form in forms:
+        monkeypatch.setattr(linear, form.__name__, refuse)
+    linear._say_once.cache_clear()
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_packed_layer_takes_any_number_of_rows(rows: int, dtype: torch.dtype, bias: bool) -> None:
-    plain = torch.nn.Linear(48, 80, bias=bias).to(dtype).requires_grad_(False)
-    packed = linear.PackedLinear(plain.weight, plain.bias)
-    x = torch.randn(1, rows, 48, dtype=dtype)
+def test_every_form_takes_any_number_of_rows(
+    form: Any, rows: int, dtype: torch.dtype, bias: bool
+) -> None:
+    plain = torch.nn.Linear(64, 80, bias=bias).to(dtype).requires_grad_(False)
+    made = form(plain.weight, plain.bias)
+    x = torch.randn(1, rows, 64, dtype=dtype)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
-    torch.testing.assert_close(packed(x), plain(x), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(made(x), plain(x), atol=tolerance, rtol=tolerance)
+
+
+@needs_native
+def test_many_rows_without_tiles_take_the_plain_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "has_tiles", lambda: False)
+    plain = torch.nn.Linear(64, 80).bfloat16().requires_grad_(False)
+    made = matrices.NativeLinear(plain.weight, plain.bias)
+    x = torch.randn(native_matrix.MOST_ROWS + 1, 64).bfloat16()
+    assert torch.equal(made(x), plain(x))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_next_form_serves_where_one_cannot_be_had(
+    monkeypatch: pytest.MonkeyPatch, form: Any
+) -> None:
+    without(monkeypatch, *(other for other in FORMS if other is not form))
+    model = tiny_model("llama")
+    wanted = logits(model)
+    assert linear.pack(model, "none", {}) > 0
+    assert {type(m) for m in model.modules() if isinstance(m, FORMS)} == {form}
+    torch.testing.assert_close(logits(model), wanted, atol=2e-4, rtol=2e-4)
+
+
+@needs_native
+def test_a_form_over_the_weight_as_it_lies_copies_nothing() -> None:
+    weight = torch.randn(80, 64)
+    matrices.NativeLinear(weight, None)
+    made = linear.matrix(weight, None, "none")
+    assert isinstance(made, matrices.NativeLinear)
+    weight.zero_()
+    assert (made(torch.randn(3, 64)) == 0).all()
 
 
 def test_a_dtype_that_cannot_be_packed_stays_plain() -> None:
     model = tiny_model("llama").half()
     assert linear.pack(model, "none", {}) == 0
-    assert not any(isinstance(layer, linear.PackedLinear) for layer in model.modules())
+    assert not any(isinstance(layer, FORMS) for layer in model.modules())
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("form", INT8_FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_int8_columns_that_reach_far_cost_the_others_little(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, compiled: bool
-) -> None:
-    if not compiled:
-        monkeypatch.setattr(native, "build_error", lambda: "no C compiler")
+def test_int8_columns_that_reach_far_cost_the_others_little(dtype: torch.dtype, form: Any) -> None:
     plain = torch.nn.Linear(64, 80).to(dtype).requires_grad_(False)
     x = torch.randn(3, 64).to(dtype)
     x[:, 5] *= 300
@@ -161,21 +213,25 @@ def test_int8_columns_that_reach_far_cost_the_others_little(
         plain(x)
     assert torch.equal(reaches[plain], x.abs().amax(0))
     errors = [
-        float((linear.Int8Linear(plain.weight, plain.bias, reach)(x).float() - wanted).norm())
+        float((form(plain.weight, plain.bias, reach)(x).float() - wanted).norm())
         for reach in (None, reaches[plain])
     ]
     assert errors[1] < errors[0] / 3
     assert errors[1] < 0.02 * float(wanted.norm())
 
 
+@needs_native
+def test_both_forms_of_int8_give_the_same_numbers() -> None:
+    weight, bias, x = torch.randn(80, 64), torch.randn(80), torch.randn(9, 64)
+    ours, theirs = (form(weight, bias)(x) for form in INT8_FORMS)
+    torch.testing.assert_close(ours, theirs, atol=0.2, rtol=0)
+    assert float((ours - theirs).norm() / theirs.norm()) < 4e-3
+
+
 def test_matrices_that_cannot_be_packed_are_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        raise RuntimeError("no such operator here")
-
-    monkeypatch.setattr(linear, "PackedLinear", refuse)
-    linear._say_once.cache_clear()
+    without(monkeypatch, *FORMS)
     model = tiny_model("llama")
     assert linear.pack(model, "none", {}) == 0
     assert [record.getMessage() for record in caplog.records] == [

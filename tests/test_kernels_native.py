@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -118,29 +119,53 @@ def test_silu_mul(dtype: torch.dtype, rows: int) -> None:
     close(out, torch.nn.functional.silu(gate) * up, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 50])
-def test_quantized_rows_come_back_within_half_a_step(dtype: torch.dtype, rows: int) -> None:
-    x = torch.randn(rows, 1536).to(dtype) * torch.logspace(-6, 6, rows)[:, None].to(dtype)
-    whole, scales = torch.empty(x.shape, dtype=torch.uint8), torch.empty(rows)
-    factors = torch.logspace(-1, 1, 1536)
-    native.quantize_rows(x, factors, whole, scales)
-    back = (whole.float() - 128) * scales[:, None]
-    assert ((back - x.float() * factors).abs() <= 0.51 * scales[:, None]).all()
-    bias, out = torch.randn(1536).to(dtype), torch.empty_like(x)
-    native.unquantize_rows(whole.float() - 128, scales, bias, out)
-    close(
-        out / x.float().abs().amax(1)[:, None],
-        (back + bias.float()) / x.float().abs().amax(1)[:, None],
-        dtype,
-    )
+# Attention of bfloat16, by the processor's tiles where it has them, and without
 
 
-def test_a_row_of_zeros_is_quantized_to_zeros() -> None:
-    whole, scales = torch.empty((2, 16), dtype=torch.uint8), torch.empty(2)
-    native.quantize_rows(torch.zeros(2, 16), torch.ones(16), whole, scales)
-    assert (whole == 128).all()
-    assert (scales == 0).all()
+TILES = (False, True) if native.build_error() is None and native.has_tiles() else (False,)
+
+
+@pytest.fixture(params=TILES, ids=lambda tiles: "tiles" if tiles else "no-tiles")
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(native, "has_tiles", lambda: request.param)
+    return request.param
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("page_size", [8, 16, 24, 32, 64])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_ranges_on_pages_of_any_size(page_size: int, seed: int) -> None:
+    rng = random.Random(seed)
+    lengths = [rng.choice((0, 1, 31, 32, 33, 63, 200, 600)) for _ in range(rng.randint(1, 4))]
+    rows = []
+    for _ in range(rng.randint(1, 8)):
+        ends = [sorted((rng.randint(0, n), rng.randint(0, n))) for n in lengths]
+        reads = [(rng.randint(-99, 99), lo, hi) for lo, hi in ends]
+        rows.append(Row(rng.randint(0, 900), reads))
+    Case(lengths, rows, dtype=torch.bfloat16, page_size=page_size, seed=seed).check("native")
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (9, 3), (12, 2), (32, 1)])
+def test_heads_and_rows_of_bfloat16(dim: int, heads: int, kv_heads: int) -> None:
+    lengths = (70, 9)
+    for num_rows in (1, 5, 11):
+        rows = ordinary_rows(lengths, num_rows)
+        case = Case(lengths, rows, heads, kv_heads, dim, torch.bfloat16, page_size=32)
+        case.check("native")
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("q_scale", [1.0, 5.0])
+def test_softcap_and_sinks_of_bfloat16(q_scale: float) -> None:
+    lengths = (600, 40)
+    rows = ordinary_rows(lengths, 3)
+    case = Case(lengths, rows, dtype=torch.bfloat16, page_size=32, q_scale=q_scale)
+    case.check("native", softcap=5.0)
+    case.check("native", sinks=torch.tensor([0.5, -3.0, 9.0, 0.0]))
+    case.scale = -case.scale
+    case.check("native")
 
 
 # Building
@@ -217,9 +242,12 @@ def test_a_row_reads_nothing_where_it_sees_nothing() -> None:
     assert (lse == -torch.inf).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("length", [300, 3000])
-def test_equal_calls_give_equal_numbers_whatever_thread_is_faster(length: int) -> None:
-    case = Case((length, 40), ordinary_rows((length, 40)), dtype=torch.float32)
+def test_equal_calls_give_equal_numbers_whatever_thread_is_faster(
+    length: int, dtype: torch.dtype
+) -> None:
+    case = Case((length, 40), ordinary_rows((length, 40)), dtype=dtype, page_size=32)
     table = case.table()
 
     def run() -> torch.Tensor:

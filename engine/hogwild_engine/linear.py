@@ -1,8 +1,7 @@
-"""Matrices as callables: plain, prepacked by oneDNN, or of 8-bit whole numbers.
+"""The linear layers of a model in the fastest form that gives their numbers.
 
-On the CPU a few rows then cost little more than one. The operators are private to torch: each layer
-is checked when it is made and stays plain where it cannot be, so that a torch without them loses
-speed, not correctness.
+Each layer is checked when it is made and stays plain where no form will do: a machine without a
+compiler, or a torch without oneDNN's private operators, loses speed, not correctness.
 """
 
 from __future__ import annotations
@@ -16,109 +15,15 @@ from typing import Any, Literal, TypeGuard
 import torch
 from torch import nn
 
-from hogwild_kernels import native
+from hogwild_engine.matrices import NativeInt8Linear, NativeLinear, PackedInt8Linear, PackedLinear
 
 _log = logging.getLogger(__name__)
 
 Quantization = Literal["none", "int8"]
 
-PACKED_ROWS = 4
-"""Rows that the packed order is chosen for; others run as well."""
-
-_PACKED_BOUND = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+_BOUND = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 _INT8_BOUND = 5e-2
-_LARGEST = 127
-_ZERO = 128
-
-
-class PackedLinear(nn.Module):
-    """``x @ weight.T + bias`` over a packed copy of the weight.
-
-    Args:
-        weight: ``[out, in]``, float32 or bfloat16, on the CPU; not kept.
-        bias: ``[out]`` or ``None``.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.bias = bias
-        self._packed: Any = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKED_ROWS)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-
-
-class Int8Linear(nn.Module):
-    """``x @ weight.T + bias`` over whole numbers of 8 bits: a scale for each row of the weight, and
-    one for each row of ``x``, found as it comes.
-
-    Columns of ``x`` that reach far would leave the others few steps: part of their reach goes to
-    the weight (SmoothQuant, arXiv 2211.10438, with exponent 1/2).
-
-    Args:
-        weight: ``[out, in]``, float32 or bfloat16, on the CPU; not kept.
-        bias: ``[out]`` or ``None``.
-        reach: how far each column of ``x`` goes from zero, ``[in]``; ``None`` for all alike.
-    """
-
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, reach: torch.Tensor | None = None
-    ) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.bias = bias
-        exact = weight.detach().float()
-        self._factors = torch.ones(self.in_features)
-        if reach is not None:
-            far = (reach.float() / exact.abs().amax(dim=0).clamp_min(1e-8)).clamp_min(1e-8)
-            self._factors = far.rsqrt() * far.log().mean().mul(0.5).exp()
-            exact = exact / self._factors
-        self._scale = exact.abs().amax(dim=1).clamp_min(1e-12) / _LARGEST
-        whole = (exact / self._scale[:, None]).round_().to(torch.int8)
-        self._zeros = torch.zeros(self.out_features, dtype=torch.int64)
-        shape = [PACKED_ROWS, self.in_features]
-        self._packed: Any = torch.ops.onednn.qlinear_prepack(whole, shape)
-        self._native = native.build_error() is None and not (
-            self.in_features % native.LANES or self.out_features % native.LANES
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, self.in_features)
-        whole, scales = self._quantize(rows)
-        out = torch.ops.onednn.qlinear_pointwise(
-            whole,
-            1.0,
-            _ZERO,
-            self._packed,
-            self._scale,
-            self._zeros,
-            None,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
-        )
-        return self._finish(out, scales, x.dtype).view(*x.shape[:-1], self.out_features)
-
-    def _quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._native:
-            whole, scales = torch.empty(x.shape, dtype=torch.uint8), torch.empty(len(x))
-            native.quantize_rows(x.contiguous(), self._factors, whole, scales)
-            return whole, scales
-        exact = x.float() * self._factors
-        scales = exact.abs().amax(dim=1).clamp_min(1e-30) / _LARGEST
-        return (exact / scales[:, None]).round_().add_(_ZERO).to(torch.uint8), scales
-
-    def _finish(self, x: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if self._native:
-            out = torch.empty(x.shape, dtype=dtype)
-            native.unquantize_rows(x, scales, self.bias, out)
-            return out
-        out = (x * scales[:, None]).to(dtype)
-        return out if self.bias is None else out + self.bias
+_PROBED_ROWS = 7  # one, and as many as go another way
 
 
 def is_plain(module: Any) -> TypeGuard[nn.Linear]:
@@ -160,10 +65,10 @@ def measured(model: nn.Module) -> Iterator[Reaches]:
 
 
 def pack(model: nn.Module, quantization: Quantization, reaches: Reaches) -> int:
-    """Pack the plain linear layers of ``model`` in place; their weights are freed.
+    """Put the plain linear layers of ``model`` into their fastest form, in place.
 
-    Layers that share their weight with another module keep it (tied embeddings), and a packed copy
-    stands beside it.
+    Weights that the form does not keep are freed. Where another module shares the weight (tied
+    embeddings), a copy that the form wants stands beside it.
 
     Args:
         model: any module.
@@ -197,29 +102,35 @@ def matrix(
     Args:
         weight: ``[out, in]``.
         bias: ``[out]`` or ``None``.
-        quantization: "int8" makes an `Int8Linear` where it can.
-        reach: see `Int8Linear`.
+        quantization: "int8" makes whole numbers of 8 bits where it can.
+        reach: see `hogwild_engine.matrices.Whole.of`.
     """
     out_features, in_features = weight.shape
     plain = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
     plain.weight = nn.Parameter(weight.detach(), requires_grad=False)
     if bias is not None:
         plain.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    if weight.device.type != "cpu" or weight.dtype not in _PACKED_BOUND:
+    if weight.device.type != "cpu" or weight.dtype not in _BOUND:
         return plain
-    wanted: list[tuple[Any, float]] = [(PackedLinear, _PACKED_BOUND[weight.dtype])]
+    wanted: list[tuple[Any, float]]
+    wanted = [(make, _BOUND[weight.dtype]) for make in (NativeLinear, PackedLinear)]
     if quantization == "int8":
-        wanted.insert(0, (partial(Int8Linear, reach=reach), _INT8_BOUND))
-    probe = torch.sin(torch.arange(2 * weight.shape[1])).view(2, -1).to(weight.dtype)
-    probe = probe if reach is None else (probe * reach).to(weight.dtype)
+        of_bytes = (NativeInt8Linear, PackedInt8Linear)
+        wanted = [(partial(make, reach=reach), _INT8_BOUND) for make in of_bytes] + wanted
+    probe = torch.sin(torch.arange(_PROBED_ROWS * in_features)).view(-1, in_features)
+    probe = (probe if reach is None else probe * reach).to(weight.dtype)
     exact = plain(probe).float()
     for make, bound in wanted:
         try:
             layer = make(plain.weight, plain.bias)
-            error = float((layer(probe).float() - exact).norm() / exact.norm())
+            given = torch.cat([layer(probe[:1]), layer(probe[1:])])
         except (AttributeError, RuntimeError, NotImplementedError) as reason:
             _say_once(f"matrices are not packed: {reason}")
             continue
+        except ValueError as reason:
+            _log.debug("a matrix is not multiplied in C: %s", reason)
+            continue
+        error = float((given.float() - exact).norm() / exact.norm())
         if error <= bound:
             return layer
         name, shape = type(layer).__name__, tuple(weight.shape)

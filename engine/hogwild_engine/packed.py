@@ -27,11 +27,11 @@ class Sizes(NamedTuple):
     pairs: int
 
     @classmethod
-    def of(cls, plan: Plan, least_rows: int = 1) -> Sizes:
-        """What the plan needs, and no fewer rows and sampled rows than ``least_rows``."""
+    def of(cls, plan: Plan) -> Sizes:
+        """What the plan needs."""
         return cls(
-            rows=max(least_rows, len(plan.tokens)),
-            sampled=max(least_rows, len(plan.sampled)),
+            rows=len(plan.tokens),
+            sampled=max(1, len(plan.sampled)),
             entries=len(plan.entries),
             pages=max(len(entry.pages) for entry in plan.entries),
             pairs=sum(len(entry.hi) for entry in plan.entries),

@@ -13,11 +13,6 @@ from hogwild_engine.hook import PassTensors
 from hogwild_engine.packed import Sizes, pack, unpack
 from hogwild_engine.plan import Plan
 
-CPU_ROWS = 4
-"""Passes on the CPU have at least as many rows, the last ones empty: oneDNN's matrices take a sixth
-to a third longer for one, two or three rows than for four to six.
-"""
-
 
 class Runner:
     """Runs passes of a model over the shared cache.
@@ -43,8 +38,6 @@ class Runner:
         self.forward = forward
         self.forward_s = 0.0
         self._graphs = graphs
-        on_cpu = all(shape.device.type == "cpu" for shape in cache.shapes)
-        self._least_rows = CPU_ROWS if on_cpu else 1
         self._kinds = [
             (shape.rotation, window, shape.device)
             for shape, window in zip(cache.shapes, windows, strict=True)
@@ -59,7 +52,7 @@ class Runner:
         logits = self._graphs.run(plan, self._run) if self._graphs else None
         self.forward_s = time.perf_counter() - started
         if logits is None:
-            sizes = Sizes.of(plan, self._least_rows)
+            sizes = Sizes.of(plan)
             logits = self._run(pack(plan, sizes), sizes, plan)
         return logits[: len(plan.sampled)].float()
 

@@ -3,7 +3,7 @@
 // Plain C with the vector extensions of GCC and Clang; native_build.py compiles it on first use, and
 // native.py calls it through ctypes and checks sizes. Threads come from OpenMP where the compiler has it.
 // Every entry point exists for float and for bfloat16 storage (suffixes _f32 and _bf16) and computes
-// in float32.
+// in float32, but for matrices of whole numbers (suffixes _int8_f32 and _int8_bf16).
 
 #include <math.h>
 #include <stdint.h>
@@ -15,10 +15,18 @@
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__linux__)
+#define TILES 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#define TILES 0
+#endif
 
 typedef float vec __attribute__((vector_size(64)));
 typedef float vec_any __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(64)));
+typedef int32_t ivec_any __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(64)));
 typedef uint32_t uvec_any __attribute__((vector_size(64), aligned(2), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(32)));
@@ -29,7 +37,7 @@ typedef uint8_t bytes_any __attribute__((vector_size(16), aligned(1), may_alias)
 typedef uint16_t hvec_any __attribute__((vector_size(32), aligned(2), may_alias));
 
 // MAX_DIM and MAX_THREADS are known to native.py too.
-enum { LANES = 16, TILE = 64, WIDTH = TILE / LANES, MAX_ROWS = 96, CHUNK = 512 };
+enum { LANES = 16, TILE = 64, WIDTH = TILE / LANES, MAX_ROWS = 96, CHUNK = 512, BLOCK = 32 };
 enum { MAX_DIM = 256, MAX_THREADS = 64 };
 
 #define INLINE static inline __attribute__((always_inline))
@@ -143,6 +151,49 @@ INLINE void transpose(uvec x[LANES]) {
   }
 }
 
+// Of two rows of bfloat16: a word holds one number of each.
+INLINE uvec interleave_low(wide a, wide b) {
+  return (uvec)__builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
+}
+INLINE uvec interleave_high(wide a, wide b) {
+  return (uvec)__builtin_shufflevector(a, b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54,
+                                       23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30,
+                                       62, 31, 63);
+}
+
+// Tiles
+
+// Whether the processor has tiles; asks Linux for them.
+int has_tiles(void) {
+#if TILES
+  enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
+#else
+  return 0;
+#endif
+}
+
+#if TILES
+// All eight of 16 x 16 words.
+static void configure_tiles(void) {
+  struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+  } shape = {.palette = 1};
+  for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = 16;
+  _tile_loadconfig(&shape);
+}
+
+// Two rows of 16 numbers as bfloat16, a word of both for each place.
+INLINE uvec pair_words(vec a, vec b) {
+  wide x = (wide)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+  return (uvec)__builtin_shufflevector(x, x, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+#endif
+
 // What the threads of one call share.
 typedef struct {
   int num_rows, num_heads, num_kv_heads, dim;
@@ -152,7 +203,7 @@ typedef struct {
   const int32_t *pages, *first_row, *counts, *first_pair, *lo, *hi;
   const float *cos, *sin;
   float scale, softcap;
-  int threads;
+  int threads, tiles;
 } Job;
 
 // A thread's running softmax: over every (kv head, row, head of the group), in this order.
@@ -205,14 +256,76 @@ static int list_tasks(const Job *job, Task *tasks) {
   for (int entry = 0; entry < job->num_entries; entry++) {
     int length = longest(job, entry);
     if (!length) continue;
-    for (int start = shortest(job, entry); start < length; start += CHUNK)
+    for (int start = shortest(job, entry), next; start < length; start = next) {
+      next = start / BLOCK * BLOCK + CHUNK;
       for (int head = 0; head < job->num_kv_heads; head++, count++)
-        if (tasks)
-          tasks[count] =
-              (Task){head, entry, start, start + CHUNK < length ? start + CHUNK : length};
+        if (tasks) tasks[count] = (Task){head, entry, start, next < length ? next : length};
+    }
   }
   return count;
 }
+
+// Matrices
+
+// A weight [columns, bytes of a row], and what belongs to it. Scale, offset and factors are those of
+// whole numbers: a row of x times factors becomes bytes of 0 ... 255, 128 standing for zero.
+typedef struct {
+  const void *weight, *bias;
+  const float *scale, *factors;
+  const int32_t *offset;
+  int64_t columns, bytes;
+  int tiles;
+} Matrix;
+
+// A thread takes as many columns at a time; up to DOT_ROWS rows go without tiles.
+enum { COLUMNS = 64, DOT_ROWS = 4 };
+
+#if TILES
+// 16 rows of x, from byte 64 * step on, a column a row: what a tile multiplies.
+static void lay_tile(const char *x, int64_t bytes, int rows, int64_t row, int64_t step, char *to) {
+  uvec lanes[LANES] = {};
+  for (int r = 0; r < LANES && row + r < rows; r++)
+    lanes[r] = *(const uvec_any *)(x + (row + r) * bytes + step * 64);
+  transpose(lanes);
+  memcpy(to, lanes, sizeof(lanes));
+}
+
+#endif
+
+// Which kinds of numbers are multiplied fast: 1 float, 2 bfloat16, 4 whole numbers.
+int fast_kinds(void) {
+  int kinds = 0;
+#ifdef __AVX512F__
+  kinds |= 1;
+#endif
+#ifdef __AVX512BF16__
+  kinds |= 2;
+#endif
+#ifdef __AVX512VNNI__
+  kinds |= 4;
+#endif
+  return kinds;
+}
+
+#define DOT_FLOATS(acc, w, x) ((acc) + (vec)(w) * (vec)(x))
+#ifdef __AVX512BF16__
+#define DOT_BF16(acc, w, x) \
+  (vec) _mm512_dpbf16_ps((__m512)(acc), (__m512bh)(w), (__m512bh)(x))
+#else
+#define DOT_BF16(acc, w, x)                                \
+  ((acc) + (vec)((w) << 16) * (vec)((x) << 16) +           \
+   (vec)((w) & 0xffff0000) * (vec)((x) & 0xffff0000))
+#endif
+#ifdef __AVX512VNNI__
+#define DOT_BYTES(acc, w, x) (ivec) _mm512_dpbusd_epi32((__m512i)(acc), (__m512i)(x), (__m512i)(w))
+#else
+INLINE ivec dot_bytes(ivec acc, uvec w, uvec x) {
+  for (int i = 0; i < 32; i += 8)
+    acc += ((ivec)(w << (24 - i)) >> 24) * (ivec)((x >> i) & 255);
+  return acc;
+}
+#define DOT_BYTES dot_bytes
+#endif
 
 #define NAME(name) name##_f32
 #define STORED float
@@ -221,11 +334,32 @@ static int list_tasks(const Job *job, Task *tasks) {
 #define DOTS 0
 #include "native_attention.h"
 #include "native_layer.h"
+#define WHOLE 0
+#define SUM vec
+#define DOT DOT_FLOATS
+#include "native_matrix.h"
+#undef NAME
+#undef WHOLE
+#undef SUM
+#undef DOT
+
+#define NAME(name) name##_int8_f32
+#define QUANTIZE quantize_f32
+#define WHOLE 1
+#define SUM ivec
+#define DOT DOT_BYTES
+#define TILE_DOT _tile_dpbsud
+#include "native_matrix.h"
 #undef NAME
 #undef STORED
 #undef LOAD
 #undef STORE
 #undef DOTS
+#undef QUANTIZE
+#undef WHOLE
+#undef SUM
+#undef DOT
+#undef TILE_DOT
 
 #define NAME(name) name##_bf16
 #define STORED uint16_t
@@ -238,6 +372,24 @@ static int list_tasks(const Job *job, Task *tasks) {
 #endif
 #include "native_attention.h"
 #include "native_layer.h"
+#define WHOLE 0
+#define SUM vec
+#define DOT DOT_BF16
+#define TILE_DOT _tile_dpbf16ps
+#include "native_matrix.h"
+#undef NAME
+#undef WHOLE
+#undef SUM
+#undef DOT
+#undef TILE_DOT
+
+#define NAME(name) name##_int8_bf16
+#define QUANTIZE quantize_bf16
+#define WHOLE 1
+#define SUM ivec
+#define DOT DOT_BYTES
+#define TILE_DOT _tile_dpbsud
+#include "native_matrix.h"
 
 // Ranking of a row of logits: a heap whose root is the worst of the best.
 

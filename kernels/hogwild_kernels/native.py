@@ -16,9 +16,9 @@ from hogwild_kernels import reference
 from hogwild_kernels.native_build import BuildError, build_error, library
 from hogwild_kernels.table import BlockTable
 
-__all__ = ["BuildError", "Job", "add_norm", "attend", "block_attention", "build_error", "job_for"]
-__all__ += ["merge_states", "move_kv", "quantize_rows", "rank", "refusal", "rotate_write"]
-__all__ += ["silu_mul", "unquantize_rows", "write_kv"]
+__all__ = ["BuildError", "Job", "add_norm", "attend", "block_attention", "build_error", "has_tiles"]
+__all__ += ["job_for", "merge_states", "move_kv", "num_threads", "rank", "refusal", "rotate_write"]
+__all__ += ["silu_mul", "write_kv"]
 
 merge_states = reference.merge_states
 move_kv = reference.move_kv
@@ -48,6 +48,7 @@ class Job(ctypes.Structure):
         ),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
         ("threads", ctypes.c_int),
+        ("tiles", ctypes.c_int),
     ]
 
 
@@ -109,7 +110,7 @@ def job_for(
         scale: factor on the scores.
         softcap: see `hogwild_kernels.block_attention`.
     """
-    threads = _threads()
+    threads = num_threads()
     key = ("native", q.shape, q.stride(), k_pages.stride(), scale, softcap, threads)
     kept = table.derived.get(key)
     if kept is None:
@@ -133,6 +134,7 @@ def job_for(
             scale,
             softcap or 0,
             threads,
+            has_tiles(),
         )
         work = torch.empty(threads * rows * heads * (dim + 17))
         kept = table.derived[key] = (job, work, columns)
@@ -224,44 +226,13 @@ def add_norm(
         eps,
         *x.shape,
         out.data_ptr(),
-        _threads(),
+        num_threads(),
     )
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     """``out = silu(gate) * up``; gate and up are the halves of ``gate_up``. out ``[T, I]``."""
-    _function("silu_mul", out.dtype)(gate_up.data_ptr(), *out.shape, out.data_ptr(), _threads())
-
-
-def quantize_rows(
-    x: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, scales: torch.Tensor
-) -> None:
-    """``x * factors ~ (out - 128) * scales``, each row with the scale that its largest number asks
-    for.
-
-    Args:
-        x: ``[T, E]``.
-        factors: float32 ``[E]``.
-        out: uint8 ``[T, E]``.
-        scales: float32 ``[T]``.
-    """
-    _function("quantize_rows", x.dtype)(
-        x.data_ptr(), factors.data_ptr(), *x.shape, out.data_ptr(), scales.data_ptr(), _threads()
-    )
-
-
-def unquantize_rows(
-    x: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-) -> None:
-    """``out = x * scales + bias``. x float32 ``[T, E]``, scales float32 ``[T]``, bias ``[E]``."""
-    _function("unquantize_rows", out.dtype)(
-        x.data_ptr(),
-        *x.shape,
-        scales.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        _threads(),
-    )
+    _function("silu_mul", out.dtype)(gate_up.data_ptr(), *out.shape, out.data_ptr(), num_threads())
 
 
 def rank(
@@ -284,12 +255,13 @@ def rank(
     norm, whole = torch.empty(rows), torch.empty(rows)
     made = (tensor.data_ptr() for tensor in (score, token, norm, whole))
     _function("rank", x.dtype)(
-        x.data_ptr(), *x.shape, temperature.data_ptr(), count, *made, _threads()
+        x.data_ptr(), *x.shape, temperature.data_ptr(), count, *made, num_threads()
     )
     return score, token, norm, whole
 
 
-def _threads() -> int:
+def num_threads() -> int:
+    """Threads of a call: torch's."""
     return min(torch.get_num_threads(), MAX_THREADS)
 
 
@@ -299,10 +271,14 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rotate_write": (*(_POINTER,) * 4, _FLOAT, *(_POINTER,) * 5),
     "add_norm": (*(_POINTER,) * 3, _FLOAT, _INT, _INT, _POINTER, _INT),
     "silu_mul": (_POINTER, _INT, _INT, _POINTER, _INT),
-    "quantize_rows": (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, _INT),
     "rank": (_POINTER, _INT, ctypes.c_int64, _POINTER, _INT, *(_POINTER,) * 4, _INT),
-    "unquantize_rows": (_POINTER, _INT, _INT, *(_POINTER,) * 3, _INT),
 }
+
+
+@functools.cache
+def has_tiles() -> bool:
+    """Whether the processor multiplies tiles of 16 x 16 words (AMX)."""
+    return bool(library().has_tiles())
 
 
 @functools.cache

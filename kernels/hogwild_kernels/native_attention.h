@@ -87,12 +87,8 @@ static void NAME(load_values)(const STORED *const *from, int width, int dim,
 #if DOTS
     for (int i = 0; i < dim; i += 2 * LANES) {
       wide a = *(const wide_any *)(from[j] + i), b = *(const wide_any *)(from[j + 1] + i);
-      to[j / 2][i / LANES] = (uvec)__builtin_shufflevector(
-          a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11,
-          43, 12, 44, 13, 45, 14, 46, 15, 47);
-      to[j / 2][i / LANES + 1] = (uvec)__builtin_shufflevector(
-          a, b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26,
-          58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
+      to[j / 2][i / LANES] = interleave_low(a, b);
+      to[j / 2][i / LANES + 1] = interleave_high(a, b);
     }
 #else
     for (int i = 0; i < dim; i += LANES) to[j][i / LANES] = LOAD(from[j] + i);
@@ -273,6 +269,10 @@ static void NAME(merge)(const Job *job, float *work, int team, const float *sink
   lse[(int64_t)row * job->num_heads + head] = total > 0 ? most / LOG2E + logf(total) : -INFINITY;
 }
 
+#if TILES && DOTS
+#include "native_tiles.h"
+#endif
+
 // out [T, H, D], lse [T, H]; work: threads * T * H * (D + 17) floats; k and v at page 0, head 0.
 void NAME(block_attention)(const Job *job, const STORED *q, const STORED *k, const STORED *v,
                            const float *sinks, STORED *out, float *lse, float *work) {
@@ -290,9 +290,24 @@ void NAME(block_attention)(const Job *job, const STORED *q, const STORED *k, con
     State state = state_of(job, work, thread);
     for (int64_t i = 0; i < rows; i++) state.most[i] = -INFINITY;
     NAME(Buffers) buffers;
+#if TILES && DOTS
+    TileBuffers tile_buffers;
+    if (job->tiles) configure_tiles();
+#endif
 // In fixed turns: sums depend on who adds what up, and equal calls give equal numbers.
 #pragma omp for schedule(static, 1)
-    for (int i = 0; i < count; i++) NAME(run_task)(job, q, k, v, tasks + i, state, &buffers);
+    for (int i = 0; i < count; i++) {
+#if TILES && DOTS
+      if (job->tiles) {
+        run_task_by_tiles(job, q, k, v, tasks + i, state, &tile_buffers);
+        continue;
+      }
+#endif
+      NAME(run_task)(job, q, k, v, tasks + i, state, &buffers);
+    }
+#if TILES && DOTS
+    if (job->tiles) _tile_release();
+#endif
 #pragma omp for
     for (int64_t i = 0; i < rows; i++) NAME(merge)(job, work, team, sinks, i, out, lse);
   }

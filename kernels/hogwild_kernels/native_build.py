@@ -21,7 +21,9 @@ from pathlib import Path
 
 import torch
 
-_SOURCES = ("native.c", "native_attention.h", "native_layer.h")
+_SOURCES = tuple(
+    f"native{part}" for part in (".c", "_attention.h", "_layer.h", "_matrix.h", "_tiles.h")
+)
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fPIC", "-w")
 _log = logging.getLogger(__name__)
 

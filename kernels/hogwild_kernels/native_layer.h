@@ -76,37 +76,18 @@ void NAME(rotate_write)(const Job *job, STORED *qkv, const STORED *q_norm, const
   }
 }
 
-// x [T, width] * factors [width] ~ (out - 128) * scales[row]: whole numbers in -127 ... 127.
-void NAME(quantize_rows)(const STORED *x, const float *factors, int rows, int width, uint8_t *out,
-                         float *scales, int threads) {
-  threads = (int64_t)rows * width < 65536 ? 1 : num_workers(threads);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (int row = 0; row < rows; row++) {
-    const STORED *from = x + (int64_t)row * width;
-    vec peak = splat(0);
-    for (int i = 0; i < width; i += LANES) {
-      vec y = LOAD(from + i) * load_f32(factors + i);
-      peak = larger(peak, larger(y, -y));
-    }
-    float most = top(peak), factor = most > 0 ? 127.0f / most : 0;
-    scales[row] = most / 127.0f;
-    for (int i = 0; i < width; i += LANES) {
-      vec y = LOAD(from + i) * load_f32(factors + i);
-      vec whole = y * factor + (12582912.0f + 128.0f);
-      *(bytes_any *)(out + (int64_t)row * width + i) =
-          __builtin_convertvector((uvec)whole & 255, bytes);
-    }
+// x [width] * factors [width] ~ (out - 128) * scale, whole numbers in -127 ... 127; gives the scale.
+static float NAME(quantize)(const STORED *x, const float *factors, int width, uint8_t *out) {
+  vec peak = splat(0);
+  for (int i = 0; i < width; i += LANES) {
+    vec y = LOAD(x + i) * load_f32(factors + i);
+    peak = larger(peak, larger(y, -y));
   }
-}
-
-// out = x * scales[row] + bias, where bias is given.
-void NAME(unquantize_rows)(const float *x, int rows, int width, const float *scales,
-                           const STORED *bias, STORED *out, int threads) {
-  threads = (int64_t)rows * width < 65536 ? 1 : num_workers(threads);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (int row = 0; row < rows; row++)
-    for (int i = 0; i < width; i += LANES) {
-      vec y = load_f32(x + (int64_t)row * width + i) * scales[row];
-      STORE(out + (int64_t)row * width + i, bias ? y + LOAD(bias + i) : y);
-    }
+  float most = top(peak), factor = most > 0 ? 127.0f / most : 0;
+  for (int i = 0; i < width; i += LANES) {
+    vec y = LOAD(x + i) * load_f32(factors + i);
+    vec whole = y * factor + (12582912.0f + 128.0f);
+    *(bytes_any *)(out + i) = __builtin_convertvector((uvec)whole & 255, bytes);
+  }
+  return most / 127.0f;
 }

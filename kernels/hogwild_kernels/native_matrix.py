@@ -1,0 +1,109 @@
+"""Matrices in C for the CPU: weights as the model has them, each number read once for all rows.
+
+Knows pointers and sizes; the mathematics stands in native_matrix.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+
+from hogwild_kernels import native
+from hogwild_kernels.native_build import build_error, library
+
+_KINDS = {torch.float32: (1, "f32"), torch.bfloat16: (2, "bf16"), torch.int8: (4, "int8")}
+_LANES, _STEP = 16, 64
+_ZERO = 128
+
+MOST_ROWS = 32
+"""More rows of floats want another operator where the processor has no tiles."""
+
+
+class _Matrix(ctypes.Structure):
+    """The C file's ``Matrix``."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale", "factors", "offset")),
+        ("columns", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+        ("tiles", ctypes.c_int),
+    ]
+
+
+class Matrix:
+    """``x @ weight.T + bias``, or ``x @ (weight * scale[:, None] / factors).T + bias`` where the
+    weight is whole numbers; rows of ``x`` are then made whole numbers as they come.
+
+    Args:
+        weight: ``[out, in]`` on the CPU: float32 or bfloat16, the type of ``x`` too, or int8. Not
+            copied where it is contiguous.
+        bias: ``[out]`` in the type of ``x``, or ``None``.
+        scale: of each row of whole numbers, float32 ``[out]``.
+        factors: of each column of ``x`` before it is made whole, float32 ``[in]``.
+        tiles: whether to use them where the processor has them.
+
+    Raises:
+        ValueError: `refusal` says why.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
+        factors: torch.Tensor | None = None,
+        *,
+        tiles: bool = True,
+    ) -> None:
+        if said := refusal(weight):
+            raise ValueError(f"weight: {said}")
+        self.columns, self.width = weight.shape
+        offset = None
+        if weight.dtype == torch.int8:
+            offset = weight.sum(dim=1, dtype=torch.int32) * _ZERO
+        self._kept = tuple(
+            None if x is None else x.contiguous() for x in (weight, bias, scale, factors, offset)
+        )
+        pointers = (None if x is None else x.data_ptr() for x in self._kept)
+        self.tiles = tiles and native.has_tiles() and weight.dtype != torch.float32
+        size = self.width * weight.element_size()
+        self._address = ctypes.byref(_Matrix(*pointers, self.columns, size, self.tiles))
+        self._kind = _KINDS[weight.dtype][1]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., in]`` to ``[..., out]``."""
+        if not x.is_contiguous():
+            x = x.contiguous()
+        out = torch.empty((*x.shape[:-1], self.columns), dtype=x.dtype)
+        rows = x.numel() // self.width
+        _function(self._kind, x.dtype)(
+            self._address, x.data_ptr(), rows, out.data_ptr(), native.num_threads()
+        )
+        return out
+
+
+def refusal(weight: torch.Tensor) -> str | None:
+    """What the compiled matrices want of a weight and do not get, ``None`` where they can run."""
+    if error := build_error():
+        return f"wanted a working C compiler ({error})"
+    kind, _ = _KINDS.get(weight.dtype, (0, ""))
+    if not kind & library().fast_kinds():
+        return f"wanted a type that this processor multiplies in vectors, got {weight.dtype}"
+    columns, width = weight.shape
+    if columns % _LANES or width * weight.element_size() % _STEP:
+        return (
+            f"wanted rows in {_LANES}s, of a multiple of {_STEP} bytes, got {tuple(weight.shape)}"
+        )
+    return None
+
+
+@functools.cache
+def _function(kind: str, dtype: torch.dtype) -> Any:
+    suffix = _KINDS[dtype][1]
+    function = getattr(library(), f"matrix_{suffix if kind == suffix else f'{kind}_{suffix}'}")
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    function.argtypes, function.restype = [pointer, pointer, integer, pointer, integer], None
+    return function
