@@ -57,7 +57,7 @@ class Rig:
             group.keys.fill_(torch.nan)
             group.values.fill_(torch.nan)
         assert not lean or LeanForward.fits(model, shapes)
-        forward = LeanForward(model, shapes) if lean else HookedForward(model)
+        forward = LeanForward(model, shapes, self.windows) if lean else HookedForward(model)
         self.runner = Runner(forward, self.cache, self.windows)
 
     def block(self, tokens: Sequence[int] = ()) -> Block:

@@ -20,7 +20,7 @@ from hogwild_engine.forward import HookedForward
 from hogwild_engine.lean import LeanForward
 from hogwild_engine.plan import Feed
 from hogwild_engine.runner import Runner
-from hogwild_kernels import native
+from hogwild_kernels import native, native_matrix
 
 pytestmark = pytest.mark.skipif(
     native.build_error() is not None, reason="the lean forward needs a C compiler"
@@ -67,6 +67,22 @@ def test_it_gives_the_hooked_forwards_logits(family: str, dtype: torch.dtype, pa
         rig.runner.forward.pack("none", {})  # pyright: ignore[reportAttributeAccessIssue]
     assert relative(passes(rig), wanted) < TOLERANCE[dtype]
     assert rig.all_free
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_layers_in_one_call_give_what_they_give_one_by_one(
+    family: str, dtype: torch.dtype, quantization: linear.Quantization
+) -> None:
+    rig = Rig(lean_model(family).to(dtype), lean=True)
+    forward: Any = rig.runner.forward
+    forward.pack(quantization, {})
+    kind = torch.int8 if quantization == "int8" else dtype
+    assert (forward._in_c is None) == bool(native_matrix.refusal(torch.zeros((16, 64), dtype=kind)))
+    together = passes(rig)
+    forward._in_c = None
+    assert torch.equal(passes(rig), together)
 
 
 def test_it_gives_them_on_the_embedded_model(smollm_model: Any) -> None:

@@ -136,7 +136,7 @@ def _lean(
     shapes = list(cache.shapes)
     if not LeanForward.fits(model, shapes):
         return None
-    lean = LeanForward(model, shapes)
+    lean = LeanForward(model, shapes, windows)
     error = selfcheck.lean_error(Runner(lean, cache, windows), hooked, ids)
     bound = selfcheck.LEAN_BOUND[shapes[0].dtype]
     if error < bound:

@@ -1,4 +1,5 @@
-"""A forward pass of the Llama shape without module calls: fused matrices, the rest in C.
+"""A forward pass of the Llama shape without module calls: fused matrices, and all layers in one
+call of the C code where it has the matrices too.
 
 Whether a model has this shape is read off its modules, and shown by its logits (selfcheck.py); its
 name plays no part. Models of other shapes run through transformers' own forward (forward.py).
@@ -6,6 +7,7 @@ name plays no part. Models of other shapes run through transformers' own forward
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +17,9 @@ from torch import nn
 from hogwild_engine.cache import LayerShape
 from hogwild_engine.hook import PassTensors
 from hogwild_engine.linear import Quantization, Reaches, is_plain, matrix
+from hogwild_engine.matrices import NativeInt8Linear, NativeLinear
 from hogwild_engine.rope import Rotation
-from hogwild_kernels import native
+from hogwild_kernels import native, native_layers
 
 _MODEL = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -26,29 +29,24 @@ _HEAD_NORMS = {"q_norm", "k_norm"}
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
-@dataclass
-class Norm:
-    """An RMS norm."""
+_Turns = dict[Rotation, tuple[torch.Tensor, torch.Tensor]]
 
-    weight: torch.Tensor
-    eps: float
 
-    @classmethod
-    def of(cls, module: Any) -> Norm:
-        eps = getattr(module, "variance_epsilon", None) or module.eps
-        return cls(module.weight.detach(), float(eps))
+def _norm(module: Any) -> native_layers.Norm:
+    eps = getattr(module, "variance_epsilon", None) or module.eps
+    return native_layers.Norm(module.weight.detach(), float(eps))
 
 
 @dataclass
 class Layer:
-    """One decoder layer. Matrices are callables."""
+    """One decoder layer. Matrices are callables, modules once they are packed."""
 
     qkv: Any
     out: Any
     gate_up: Any
     down: Any
-    before_attention: Norm
-    before_mlp: Norm
+    before_attention: native_layers.Norm
+    before_mlp: native_layers.Norm
     head_norms: tuple[torch.Tensor, torch.Tensor, float] | None
     scale: float
 
@@ -61,17 +59,24 @@ class LeanForward:
     Args:
         model: a causal language model that `fits`.
         shapes: what its layers store.
+        windows: each layer's sliding window.
     """
 
-    def __init__(self, model: Any, shapes: list[LayerShape]) -> None:
+    def __init__(self, model: Any, shapes: list[LayerShape], windows: Sequence[int | None]) -> None:
         self._shapes = shapes
+        self._rotations = list(dict.fromkeys(shape.rotation for shape in shapes))
+        kinds = [(shape.rotation, window) for shape, window in zip(shapes, windows, strict=True)]
+        views = list(dict.fromkeys(kinds))
+        self._view_of_layer = [views.index(kind) for kind in kinds]
+        self._first_of_view = [kinds.index(kind) for kind in views]
         self._modules = list(model.model.layers)
         self._embedding: torch.Tensor = model.get_input_embeddings().weight.detach()
-        self._norm = Norm.of(model.model.norm)
+        self._norm = _norm(model.model.norm)
         self._head: Any = model.get_output_embeddings()
         self._turn_scale = float(getattr(model.model.rotary_emb, "attention_scaling", 1.0))
         self._layers = [_plain_layer(module) for module in self._modules]
         self._space = _Space(0, self._embedding.dtype)
+        self._in_c: native_layers.Layers | None = None
 
     @staticmethod
     def fits(model: Any, shapes: list[LayerShape]) -> bool:
@@ -107,8 +112,9 @@ class LeanForward:
             layer.gate_up = _fused([mlp.gate_proj, mlp.up_proj], quantization, reaches)
             layer.down = _fused([mlp.down_proj], quantization, reaches)
         reach = reaches.get(self._head)
-        self._head = matrix(self._head.weight, None, quantization, reach).forward
+        self._head = matrix(self._head.weight, None, quantization, reach)
         self._modules.clear()
+        self._in_c = self._compiled()
 
     @torch.inference_mode()
     def __call__(
@@ -120,10 +126,22 @@ class LeanForward:
     ) -> torch.Tensor:
         """Logits ``[R, V]`` of the kept rows; see `hogwild_engine.forward.Forward`."""
         x = nn.functional.embedding(tokens, self._embedding)
-        turns = {r: self._turn(r, positions) for r in {shape.rotation for shape in self._shapes}}
+        turns = {rotation: self._turn(rotation, positions) for rotation in self._rotations}
         slots = tensors.slots[self._shapes[0].device]
         if len(tokens) != self._space.num_rows:
             self._space = _Space(len(tokens), x.dtype)
+        if self._in_c is not None and len(tokens) <= self._in_c.most_rows:
+            y = self._run_in_c(self._in_c, x, turns, slots, tensors)
+        else:
+            y = self._run(x, turns, slots, tensors)
+        h = self._space.get("h", x.shape[1])
+        native.add_norm(x, y, self._norm.weight, self._norm.eps, h)
+        return self._head(h[keep])
+
+    def _run(
+        self, x: torch.Tensor, turns: _Turns, slots: torch.Tensor, tensors: PassTensors
+    ) -> torch.Tensor | None:
+        """Take ``x`` through the layers, in place; gives what the last one adds to it."""
         space = self._space
         h, y = space.get("h", x.shape[1]), None
         for index, (layer, shape) in enumerate(zip(self._layers, self._shapes, strict=True)):
@@ -145,8 +163,59 @@ class LeanForward:
             active = space.get("active", gate_up.shape[1] // 2)
             native.silu_mul(gate_up, active)
             y = layer.down(active)
-        native.add_norm(x, y, self._norm.weight, self._norm.eps, h)
-        return self._head(h[keep])
+        return y
+
+    def _run_in_c(
+        self,
+        layers: native_layers.Layers,
+        x: torch.Tensor,
+        turns: _Turns,
+        slots: torch.Tensor,
+        tensors: PassTensors,
+    ) -> torch.Tensor:
+        """What `_run` does, in one call."""
+        space, layer, dim = self._space, self._layers[0], self._shapes[0].head_dim
+        heads = layer.out.matrix.width // dim
+        scratch = native_layers.Scratch(
+            h=space.get("h", x.shape[1]),
+            qkv=space.get("qkv", layer.qkv.matrix.columns),
+            read=space.get("read", heads * dim),
+            y=space.get("y", x.shape[1]),
+            gate_up=space.get("gate_up", layer.gate_up.matrix.columns),
+            active=space.get("active", layer.down.matrix.width),
+            lse=space.lse(heads),
+        )
+        q = scratch.qkv[:, : heads * dim].unflatten(1, (heads, dim))
+        views = []
+        for index in self._first_of_view:
+            stored, table = tensors.cache.layers[index], tensors.tables[index]
+            job, work = native.job_for(q, *stored, table, layer.scale)
+            views.append(native_layers.View(job, work, *turns[self._shapes[index].rotation]))
+        layers(x, tensors.cache.layers, views, scratch, slots)
+        return scratch.y
+
+    def _compiled(self) -> native_layers.Layers | None:
+        """The layers for the C code, where they are alike in size and it has all their matrices."""
+        made, sizes = [], set()
+        for layer, shape, view in zip(self._layers, self._shapes, self._view_of_layer, strict=True):
+            modules = (layer.qkv, layer.out, layer.gate_up, layer.down)
+            if not all(isinstance(module, NativeLinear | NativeInt8Linear) for module in modules):
+                return None
+            qkv, out, gate_up, down = (module.matrix for module in modules)
+            parts = native_layers.LayerParts(
+                qkv=qkv,
+                out=out,
+                gate_up=gate_up,
+                down=down,
+                before_attention=layer.before_attention,
+                before_mlp=layer.before_mlp,
+                head_norms=layer.head_norms,
+                view=view,
+            )
+            made.append(parts)
+            heads = (shape.num_kv_heads, shape.head_dim, layer.scale)
+            sizes.add((*heads, qkv.columns, out.width, gate_up.columns))
+        return native_layers.Layers(made, self._embedding.dtype) if len(sizes) == 1 else None
 
     def _turn(
         self, rotation: Rotation, positions: torch.Tensor
@@ -207,15 +276,15 @@ def _plain_layer(module: Any) -> Layer:
     attention, mlp = module.self_attn, module.mlp
     norms = None
     if hasattr(attention, "q_norm"):
-        of_query, of_key = Norm.of(attention.q_norm), Norm.of(attention.k_norm)
+        of_query, of_key = _norm(attention.q_norm), _norm(attention.k_norm)
         norms = (of_query.weight, of_key.weight, of_query.eps)
     return Layer(
         qkv=_side_by_side([getattr(attention, name) for name in _PROJECTIONS]),
         out=attention.o_proj,
         gate_up=_side_by_side([mlp.gate_proj, mlp.up_proj]),
         down=mlp.down_proj,
-        before_attention=Norm.of(module.input_layernorm),
-        before_mlp=Norm.of(module.post_attention_layernorm),
+        before_attention=_norm(module.input_layernorm),
+        before_mlp=_norm(module.post_attention_layernorm),
         head_norms=norms,
         scale=float(attention.scaling),
     )
@@ -238,4 +307,4 @@ def _fused(parts: list[nn.Linear], quantization: Quantization, reaches: Reaches)
         bias = torch.cat(made)
     for part in parts:
         part.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return matrix(weight, bias, quantization, reaches.get(parts[0])).forward
+    return matrix(weight, bias, quantization, reaches.get(parts[0]))

@@ -34,13 +34,12 @@ class NativeLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self._weight, self._bias = weight.detach(), bias
-        self._matrix = native_matrix.Matrix(self._weight, bias)
-        self._most = native_matrix.MOST_ROWS * self._matrix.width
+        self.matrix = native_matrix.Matrix(self._weight, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.numel() > self._most and not self._matrix.tiles:
+        if x.numel() > self.matrix.most_rows * self.matrix.width:
             return nn.functional.linear(x, self._weight, self._bias)
-        return self._matrix(x)
+        return self.matrix(x)
 
 
 class PackedLinear(nn.Module):
@@ -110,10 +109,10 @@ class NativeInt8Linear(nn.Module):
     ) -> None:
         super().__init__()
         numbers, scale, factors = Whole.of(weight, reach)
-        self._matrix = native_matrix.Matrix(numbers, bias, scale, factors)
+        self.matrix = native_matrix.Matrix(numbers, bias, scale, factors)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._matrix(x)
+        return self.matrix(x)
 
 
 class PackedInt8Linear(nn.Module):

@@ -86,10 +86,10 @@ class Plan:
             hidden: blocks of which others see no more than before. All others become visible whole,
                 tokens of this pass included.
         """
-        for feed in feeds:
-            for block in feed.view:
-                if not any(block is unseen for unseen in hidden):
-                    block.visible_len = len(block)
+        unseen = {id(block) for block in hidden}
+        for number, block in {id(block): block for feed in feeds for block in feed.view}.items():
+            if number not in unseen:
+                block.visible_len = len(block)
         entries: dict[tuple[int, int], Entry] = {}
         for feed in feeds:
             stop = feed.start + feed.count
@@ -113,14 +113,17 @@ class Plan:
             appearance = appearances[id(block)] = appearances.get(id(block), -1) + 1
             if length:
                 key = (id(block), appearance)
-                entry = entries.setdefault(key, Entry(list(block.pages), row, [], [], []))
-                unread = [0] * (row - entry.first_row - len(entry.hi))
+                entry = entries.get(key)
+                if entry is None:
+                    entry = entries[key] = Entry(list(block.pages), row, [], [], [])
+                if unread := row - entry.first_row - len(entry.hi):
+                    for column in (entry.deltas, entry.hi, entry.offsets):
+                        column.extend([0] * unread)
                 own = block is feed.view[-1]
-                seen = range(start + 1, start + count + 1) if own else [length] * count
                 first = own_start + start - block_start
-                entry.deltas.extend([*unread, *[own_start - block_start] * count])
-                entry.hi.extend([*unread, *seen])
-                entry.offsets.extend([*unread, *range(first, first + count)])
+                entry.deltas.extend([own_start - block_start] * count)
+                entry.hi.extend(range(start + 1, start + count + 1) if own else [length] * count)
+                entry.offsets.extend(range(first, first + count))
             block_start += length
 
     def runs(self, window: int | None) -> tuple[Run, ...]:

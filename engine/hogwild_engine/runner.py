@@ -38,10 +38,13 @@ class Runner:
         self.forward = forward
         self.forward_s = 0.0
         self._graphs = graphs
-        self._kinds = [
+        kinds = [
             (shape.rotation, window, shape.device)
             for shape, window in zip(cache.shapes, windows, strict=True)
         ]
+        self._kinds = list(dict.fromkeys(kinds))
+        self._kind_of_layer = [self._kinds.index(kind) for kind in kinds]
+        self._devices = list(dict.fromkeys(device for _, _, device in kinds))
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> torch.Tensor:
@@ -64,21 +67,17 @@ class Runner:
             sizes: of its parts.
             plan: where it is given, too, its long feeds may attend on their own.
         """
-        parts = {
-            device: unpack(numbers.to(device), sizes)
-            for device in dict.fromkeys(shape.device for shape in self.cache.shapes)
-        }
-        runs = {window: plan.runs(window) if plan else () for _, window, _ in self._kinds}
-        tables = {
-            (rotation, window, device): parts[device].table(rotation, window, runs[window])
-            for rotation, window, device in dict.fromkeys(self._kinds)
-        }
+        parts = {device: unpack(numbers.to(device), sizes) for device in self._devices}
+        tables = [
+            parts[device].table(rotation, window, plan.runs(window) if plan else ())
+            for rotation, window, device in self._kinds
+        ]
         tensors = PassTensors(
             self.cache,
             {device: packed.slots for device, packed in parts.items()},
-            [tables[kind] for kind in self._kinds],
+            [tables[kind] for kind in self._kind_of_layer],
         )
-        first = parts[self.cache.shapes[0].device]
+        first = parts[self._devices[0]]
         started = time.perf_counter()
         logits = self.forward(first.tokens, first.positions, tensors, first.sampled)
         self.forward_s = time.perf_counter() - started

@@ -18,8 +18,10 @@ from hogwild_engine.ranking import Ranking, rank
 LEAST_TEMPERATURE = 1e-6
 """Below it the most probable token is taken: float32 could not tell the others' shares from 0."""
 
-CANDIDATES = 256
-"""Rows whose nucleus lies within this many most probable tokens need no sort of the vocabulary."""
+CANDIDATES = (64, 1024)
+"""How many of the most probable tokens are looked at: first, and where a nucleus reaches further.
+The vocabulary is sorted where neither is enough.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,10 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
             logits[row, list(draw.banned)] = -torch.inf
     forbid(logits, [draw.constraint for draw in draws])
     temperatures = [1.0 if draw.sampling.greedy else draw.sampling.temperature for draw in draws]
-    ranking = rank(logits, _row(temperatures, logits), _width(draws, logits.shape[1]))
+    widest = max((draw.sampling.top_k for draw in draws if draw.sampling.filters), default=0)
+    filtered = any(draw.sampling.filters for draw in draws)
+    width = _width(widest, logits.shape[1]) if filtered else 1
+    ranking = rank(logits, _row(temperatures, logits), width)
     if not bool(torch.isfinite(ranking.norm).all()):
         raise FloatingPointError("the model's logits are not finite")
     tokens = ranking.token[:, 0].clone()
@@ -108,13 +113,9 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     return [Drawn(*pair) for pair in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
 
 
-def _width(draws: Sequence[Draw], vocabulary: int) -> int:
-    """How many of the most probable tokens are looked at first."""
-    settings = [draw.sampling for draw in draws if draw.sampling.filters]
-    if not settings:
-        return 1
-    width = min(CANDIDATES, vocabulary)
-    return vocabulary if any(s.top_k > width for s in settings) else width
+def _width(least: int, vocabulary: int) -> int:
+    """How many of the most probable tokens are looked at: the next number that is no less."""
+    return next((width for width in CANDIDATES if least <= width < vocabulary), vocabulary)
 
 
 def _penalise(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
@@ -130,13 +131,15 @@ def _penalise(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
 
 
 def _pick_filtered(logits: torch.Tensor, ranking: Ranking, draws: Sequence[Draw]) -> torch.Tensor:
-    picked = _pick(ranking, draws, logits.shape[1])
+    vocabulary = logits.shape[1]
+    picked = _pick(ranking, draws, vocabulary)
     undecided = (picked < 0).nonzero()[:, 0].tolist()
     if undecided:
         rest = [draws[row] for row in undecided]
         temperature = _row([draw.sampling.temperature for draw in rest], logits)
-        all_ranked = rank(logits[undecided], temperature, logits.shape[1])
-        picked[undecided] = _pick(all_ranked, rest, logits.shape[1])
+        width = _width(ranking.score.shape[1] + 1, vocabulary)
+        more = rank(logits[undecided], temperature, width)
+        picked[undecided] = _pick_filtered(logits[undecided], more, rest)
     return picked
 
 

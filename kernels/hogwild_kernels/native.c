@@ -274,7 +274,7 @@ typedef struct {
   const float *scale, *factors;
   const int32_t *offset;
   int64_t columns, bytes;
-  int tiles;
+  int tiles, whole;
 } Matrix;
 
 // A thread takes as many columns at a time; up to DOT_ROWS rows go without tiles.
@@ -327,6 +327,28 @@ INLINE ivec dot_bytes(ivec acc, uvec w, uvec x) {
 #define DOT_BYTES dot_bytes
 #endif
 
+// Decoder layers
+
+typedef struct {
+  Matrix qkv, out, gate_up, down;
+  const void *before_attention, *before_mlp, *q_norm, *k_norm;  // weights of norms
+  void *keys, *values;
+  float attention_eps, mlp_eps, head_eps;
+  int view;
+} Layer;
+
+// What layers of a kind read, and how their rows are turned.
+typedef struct {
+  const Job *job;
+  float *work;
+  const float *cos, *sin;
+} View;
+
+typedef struct {
+  void *h, *qkv, *read, *y, *gate_up, *active;
+  float *lse;
+} Scratch;
+
 #define NAME(name) name##_f32
 #define STORED float
 #define LOAD load_f32
@@ -351,6 +373,12 @@ INLINE ivec dot_bytes(ivec acc, uvec w, uvec x) {
 #define TILE_DOT _tile_dpbsud
 #include "native_matrix.h"
 #undef NAME
+
+#define NAME(name) name##_f32
+#define WHOLE_MATRIX matrix_int8_f32
+#include "native_layers.h"
+#undef NAME
+#undef WHOLE_MATRIX
 #undef STORED
 #undef LOAD
 #undef STORE
@@ -390,6 +418,11 @@ INLINE ivec dot_bytes(ivec acc, uvec w, uvec x) {
 #define DOT DOT_BYTES
 #define TILE_DOT _tile_dpbsud
 #include "native_matrix.h"
+#undef NAME
+
+#define NAME(name) name##_bf16
+#define WHOLE_MATRIX matrix_int8_bf16
+#include "native_layers.h"
 
 // Ranking of a row of logits: a heap whose root is the worst of the best.
 

@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 
 _SOURCES = tuple(
-    f"native{part}" for part in (".c", "_attention.h", "_layer.h", "_matrix.h", "_tiles.h")
+    f"native{part}"
+    for part in (".c", "_attention.h", "_layer.h", "_layers.h", "_matrix.h", "_tiles.h")
 )
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fPIC", "-w")
 _log = logging.getLogger(__name__)

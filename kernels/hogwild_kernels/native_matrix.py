@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ MOST_ROWS = 32
 """More rows of floats want another operator where the processor has no tiles."""
 
 
-class _Matrix(ctypes.Structure):
+class Struct(ctypes.Structure):
     """The C file's ``Matrix``."""
 
     _fields_ = [
@@ -30,6 +31,7 @@ class _Matrix(ctypes.Structure):
         ("columns", ctypes.c_int64),
         ("bytes", ctypes.c_int64),
         ("tiles", ctypes.c_int),
+        ("whole", ctypes.c_int),
     ]
 
 
@@ -44,6 +46,10 @@ class Matrix:
         scale: of each row of whole numbers, float32 ``[out]``.
         factors: of each column of ``x`` before it is made whole, float32 ``[in]``.
         tiles: whether to use them where the processor has them.
+
+    Attributes:
+        struct: what the C code knows of it.
+        most_rows: of ``x`` that it is fast for.
 
     Raises:
         ValueError: `refusal` says why.
@@ -70,7 +76,10 @@ class Matrix:
         pointers = (None if x is None else x.data_ptr() for x in self._kept)
         self.tiles = tiles and native.has_tiles() and weight.dtype != torch.float32
         size = self.width * weight.element_size()
-        self._address = ctypes.byref(_Matrix(*pointers, self.columns, size, self.tiles))
+        whole = weight.dtype == torch.int8
+        self.struct = Struct(*pointers, self.columns, size, self.tiles, whole)
+        self.most_rows = sys.maxsize if whole or self.tiles else MOST_ROWS
+        self._address = ctypes.byref(self.struct)
         self._kind = _KINDS[weight.dtype][1]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
