@@ -73,6 +73,7 @@ class ParallelPhase:
         headed = self._stream is None
         self.header_starts = paragraphs.header_starts(protocol, names) if headed else []
         self._guards = self.header_starts if protocol.guards_headers else []
+        self._banned = chat.structural - chat.ends
         self.ends: dict[str, WorkerEnd] = {}
         self._since_intervention = 0
         self._stopped = self._closed = False
@@ -141,11 +142,11 @@ class ParallelPhase:
 
     def banned(self, writer: Writer) -> Collection[int]:
         """Ids that ``writer`` must not draw: structure is not a worker's to write."""
-        banned = self._chat.structural - self._chat.ends
         draft = writer.draft
         if draft and draft.constraint:
             return ()
-        return banned | set(draft.banned()) if draft and draft.banned() else banned
+        more = draft.banned() if draft else ()
+        return self._banned | set(more) if more else self._banned
 
     # One step
 

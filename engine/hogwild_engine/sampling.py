@@ -87,9 +87,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         draws: one a row.
     """
     _penalise(logits, draws)
-    for row, draw in enumerate(draws):
-        if draw.banned:
-            logits[row, list(draw.banned)] = -torch.inf
+    _ban(logits, [frozenset(draw.banned) for draw in draws])
     forbid(logits, [draw.constraint for draw in draws])
     temperatures = [1.0 if draw.sampling.greedy else draw.sampling.temperature for draw in draws]
     widest = max((draw.sampling.top_k for draw in draws if draw.sampling.filters), default=0)
@@ -125,6 +123,17 @@ def _penalise(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
             index = torch.tensor(sorted(draw.seen), device=logits.device)
             score = logits[row, index]
             logits[row, index] = torch.where(score < 0, score * penalty, score / penalty)
+
+
+def _ban(logits: torch.Tensor, banned: Sequence[frozenset[int]]) -> None:
+    """Most rows share their bans: one operation for all that do."""
+    for ids in dict.fromkeys(banned):
+        if ids:
+            rows = [row for row, theirs in enumerate(banned) if theirs == ids]
+            part = logits if len(rows) == len(logits) else logits[rows]
+            part.index_fill_(1, torch.tensor(list(ids), device=logits.device), -torch.inf)
+            if part is not logits:
+                logits[rows] = part
 
 
 # Each row goes the way of its own settings: what runs beside it must not change its token.

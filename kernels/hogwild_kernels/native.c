@@ -1,9 +1,10 @@
 // Attention over blocks and the small operations of a decoder layer, for the CPU.
 //
-// Plain C with the vector extensions of GCC and Clang; native_build.py compiles it on first use, and
-// native.py calls it through ctypes and checks sizes. Threads come from OpenMP where the compiler has it.
-// Every entry point exists for float and for bfloat16 storage (suffixes _f32 and _bf16) and computes
-// in float32, but for matrices of whole numbers (suffixes _int8_f32 and _int8_bf16).
+// Plain C with the vector extensions of GCC and Clang; native_build.py compiles it on first use,
+// native.py and its neighbours call it through ctypes and check sizes. Threads come from OpenMP
+// where the compiler has it. Every entry point exists for float and for bfloat16 storage (suffixes
+// _f32 and _bf16) and computes in float32, but for matrices of whole numbers (suffixes _int8_f32
+// and _int8_bf16).
 
 #include <math.h>
 #include <stdint.h>
@@ -15,7 +16,8 @@
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && \
+    defined(__AVX512BF16__) && defined(__linux__)
 #define TILES 1
 #include <sys/syscall.h>
 #include <unistd.h>

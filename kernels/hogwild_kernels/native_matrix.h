@@ -1,11 +1,12 @@
-// out = x @ weight.T: included by native.c once for each kind of number. NAME(f) is f with its suffix;
-// STORED, LOAD and STORE are those of x and out. A word is 4 bytes of a row as it is multiplied: one
-// float, two bfloat16 or four bytes. DOT(acc, w, x) multiplies 16 words with 16 words and adds each
-// word's products to its lane of acc, a SUM. WHOLE: QUANTIZE makes rows of x whole numbers first. TILE_DOT,
-// where the processor has tiles, adds 16 x 16 words times 16 x 16 words to a tile.
+// out = x @ weight.T: included by native.c once for each kind of number. NAME(f) is f with its
+// suffix; STORED, LOAD and STORE are those of x and out. A word is 4 bytes of a row as it is
+// multiplied: one float, two bfloat16 or four bytes. DOT(acc, w, x) multiplies 16 words with 16
+// words and adds each word's products to its lane of acc, a SUM. WHOLE: QUANTIZE makes rows of x
+// whole numbers first. TILE_DOT, where the processor has tiles, adds 16 x 16 words times 16 x 16
+// words to a tile.
 //
-// The weight lies row by row as the model has it: reading several of its rows side by side is what
-// makes memory give all it has.
+// The weight lies row by row as the model has it. Several of its rows are read side by side: from
+// one place after another, memory gives half of what it can.
 
 INLINE void NAME(finish)(const Matrix *m, const float *scales, SUM sum, int row, int64_t column,
                          STORED *out) {

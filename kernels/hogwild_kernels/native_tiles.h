@@ -1,8 +1,8 @@
-// Attention of bfloat16 where the processor multiplies tiles, 16 x 16 words at once (AMX). Included by
-// native.c after native_attention.h, whose tasks and running softmax these are.
+// Attention of bfloat16 where the processor multiplies tiles, 16 x 16 words at once (AMX). Included
+// by native_attention.h, whose tasks and running softmax these are.
 //
-// A tile of scores is [16 tokens, 16 rows]: keys are read as they lie, and a vector holds one token's
-// scores with 16 rows, so that the softmax needs no sums across a vector.
+// A tile of scores is [16 tokens, 16 rows]: keys are read as they lie, and a vector holds one
+// token's scores with 16 rows, so that the softmax needs no sums across a vector.
 
 enum { BLOCKS = CHUNK / BLOCK, QUERY_STEPS = MAX_DIM / 32, VALUE_TILES = MAX_DIM / 16 };
 
@@ -85,9 +85,9 @@ INLINE void prefetch_row(const uint16_t *row, int dim) {
   for (int d = 0; d < dim; d += 32) __builtin_prefetch(row + d);
 }
 
-// Values of a task's tokens from `from` on, in pairs; zeros for tokens outside of it, where anything
-// may lie. Keys of the same tokens and values of the next block are asked for on the way: they lie in
-// pieces too short for the processor to see where it goes on.
+// Values of a task's tokens from `from` on, in pairs; zeros for tokens outside of it, where
+// anything may lie. Keys of the same tokens and values of the next block are asked for on the way:
+// they lie in pieces too short for the processor to see where it goes on.
 static void pair_values(const Job *job, const uint16_t *k, const uint16_t *v, const Task *task,
                         int from, TileBuffers *b) {
   static const uint16_t zeros[MAX_DIM];
@@ -105,12 +105,13 @@ static void pair_values(const Job *job, const uint16_t *k, const uint16_t *v, co
     int64_t step = job->slot_stride, place = place_of(job, task, token);
     const uint16_t *keys = k + place, *values = v + place;
     const uint16_t *after = next < task->stop ? v + place_of(job, task, next) : values;
-    for (int pair = 0; pair < LANES; pair++, keys += 2 * step, values += 2 * step, after += 2 * step) {
-      prefetch_row(keys, job->dim);
-      prefetch_row(keys + step, job->dim);
-      prefetch_row(after, job->dim);
-      prefetch_row(after + step, job->dim);
+    for (int pair = 0; pair < LANES; pair++) {
+      for (int i = 0; i < 2; i++, keys += step, after += step) {
+        prefetch_row(keys, job->dim);
+        prefetch_row(after, job->dim);
+      }
       pair_rows(values, values + step, job->dim, pair, b->values[block]);
+      values += 2 * step;
     }
   }
 }
@@ -125,18 +126,22 @@ INLINE const char *keys_of(const Job *job, const uint16_t *k, const Task *task, 
   return (const char *)to;
 }
 
-// Scores of `parts` times 16 tokens with 16 rows; a constant. Side by side, since each waits for its
-// last product.
+// Scores of `parts` times 16 tokens, a constant, with 16 rows. Side by side, since each waits for
+// its last product.
 INLINE void score_tiles(const Job *job, const uint16_t *k, const Task *task, int token, int parts,
                         vec *score, TileBuffers *b) {
   int64_t stride = (job->page_size % LANES ? job->dim : job->slot_stride) * 2;
   const char *keys[4];
-  for (int part = 0; part < parts; part++) keys[part] = keys_of(job, k, task, token + part * LANES, part, b);
+  for (int part = 0; part < parts; part++)
+    keys[part] = keys_of(job, k, task, token + part * LANES, part, b);
   _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
   for (int step = 0; step < job->dim / 32; step++) {
     _tile_loadd(6, b->query[step], 64);
-#define ADD(part, tile) \
-  if (part < parts) { _tile_loadd(tile, keys[part] + step * 64, stride); _tile_dpbf16ps(part, tile, 6); }
+#define ADD(part, tile)                                \
+  if (part < parts) {                                  \
+    _tile_loadd(tile, keys[part] + step * 64, stride); \
+    _tile_dpbf16ps(part, tile, 6);                     \
+  }
     ADD(0, 4) ADD(1, 5) ADD(2, 4) ADD(3, 5)
 #undef ADD
   }
@@ -162,7 +167,7 @@ INLINE vec weight_of(vec x) {
 static vec weigh_tiles(const Job *job, const Lanes *lanes, int from, int count, State state,
                        int64_t at, TileBuffers *b) {
   float scale = job->scale * LOG2E;  // to units of log2
-  if (job->softcap > 0 || scale < 0) {
+  if (job->softcap > 0 || !(scale > 0)) {
     for (int i = 0; i < count; i++)
       for (int lane = 0; lane < LANES; lane++) {
         float x = b->score[i][lane] * scale;
@@ -174,8 +179,10 @@ static vec weigh_tiles(const Job *job, const Lanes *lanes, int from, int count, 
   vec peak = splat(-INFINITY);
   for (int i = 0; i < count; i++) {
     int token = from + i;
-    if (token < lanes->all_begin || token >= lanes->all_stop)
-      b->score[i] = choose((lanes->lo <= token) & (lanes->hi > token), b->score[i], splat(-INFINITY));
+    if (token < lanes->all_begin || token >= lanes->all_stop) {
+      ivec sees = (lanes->lo <= token) & (lanes->hi > token);
+      b->score[i] = choose(sees, b->score[i], splat(-INFINITY));
+    }
     peak = larger(peak, b->score[i]);
   }
   peak *= scale;
@@ -246,7 +253,8 @@ static void run_task_by_tiles(const Job *job, const uint16_t *q, const uint16_t 
     int from = (lanes.begin - base) / BLOCK, to = (lanes.stop - base + BLOCK - 1) / BLOCK;
     int token = base + from * BLOCK, tokens = (to - from) * BLOCK;
     int seen = task->stop - token < tokens ? task->stop - token : tokens, i = 0;
-    for (; i + 3 * LANES < seen; i += 4 * LANES) score_tiles(job, k, task, token + i, 4, b->score + i, b);
+    for (; i + 3 * LANES < seen; i += 4 * LANES)
+      score_tiles(job, k, task, token + i, 4, b->score + i, b);
     for (; i < seen; i += LANES) score_tiles(job, k, task, token + i, 1, b->score + i, b);
     if (i < tokens) memset(b->score + i, 0, LANES * sizeof(vec));  // nobody sees these
     int64_t at = state_row(job, task->kv_head, job->first_row[task->entry], 0) + first;
