@@ -127,6 +127,40 @@ def test_what_it_cannot_multiply_is_refused(weight: torch.Tensor, said: str) -> 
         native_matrix.Matrix(weight)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((2, 32), torch.float32), ((1, 2048), torch.float32), ((2, 64), torch.bfloat16)],
+)
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != torch.bfloat16], ids=str)
+def test_x_of_another_width_or_type_is_refused(
+    kind: torch.dtype, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    matrix = Problem(kind, (64, 64), torch.float32, tiles=True).matrix
+    with pytest.raises(ValueError, match=r"x: wanted \[\.\.\., 64\]"):
+        matrix(torch.randn(shape).to(dtype))
+
+
+@pytest.mark.parametrize(("kind", "dtype", "tiles"), ARMS, ids=str)
+@pytest.mark.parametrize("fault", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", [(0, 3), (4, 40), (5, 0)])
+def test_what_is_not_finite_shows_in_its_row_alone(
+    kind: torch.dtype, dtype: torch.dtype, tiles: bool, fault: float, place: tuple[int, int]
+) -> None:
+    matrix = Problem(kind, (32, 128), dtype, tiles=tiles).matrix
+    x = torch.randn(6, 128).to(dtype)
+    x[place] = fault
+    bad = ~torch.isfinite(matrix(x))
+    assert bad[place[0]].all()
+    assert int(bad.any(dim=1).sum()) == 1
+
+
+def test_tiny_numbers_are_zero_as_whole_ones() -> None:
+    if torch.int8 not in KINDS:
+        return
+    matrix = Problem(torch.int8, (32, 128), torch.float32, tiles=False, bias=False).matrix
+    assert matrix(torch.full((2, 128), 1e-37)).abs().max() == 0
+
+
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_matrix, "build_error", lambda: "no C compiler")
     assert "no C compiler" in str(native_matrix.refusal(torch.zeros(16, 64)))

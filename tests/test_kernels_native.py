@@ -168,6 +168,26 @@ def test_softcap_and_sinks_of_bfloat16(q_scale: float) -> None:
     case.check("native")
 
 
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("q_scale", [1e5, 1e9, 1e20])
+def test_huge_scores_stay_finite(q_scale: float) -> None:
+    rows = [Row(0, [(0, 0, 40)]), Row(0, [(0, 0, 10)])]
+    case = Case((40,), rows, 2, 2, dtype=torch.bfloat16, q_scale=q_scale)
+    out, _ = case.run("native")
+    torch.testing.assert_close(out.double(), case.wanted()[0], atol=0.03, rtol=0.03)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_a_key_that_is_not_a_number_shows() -> None:
+    rows = [Row(0, [(0, 0, 40)]), Row(0, [(0, 0, 10)])]
+    case = Case((40,), rows, 2, 2, dtype=torch.bfloat16)
+    case.k_pages[case.pages[0][1], 4, 0, 3] = torch.nan
+    out, _ = case.run("native")
+    assert out[0, 0].isnan().all()
+    assert out[0, 1].isfinite().all()
+    assert out[1].isfinite().all()
+
+
 # Building
 
 

@@ -86,6 +86,8 @@ class LeanForward:
             return False
         if _names(base) != _MODEL or type(base.embed_tokens) is not nn.Embedding:
             return False
+        if {weight.dtype for weight in base.parameters()} != {shape.dtype for shape in shapes}:
+            return False
         stored = all(
             shape.device.type == "cpu"
             and shape.dtype in native.DTYPES

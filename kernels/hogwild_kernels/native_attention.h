@@ -289,9 +289,13 @@ void NAME(block_attention)(const Job *job, const STORED *q, const STORED *k, con
 #endif
     State state = state_of(job, work, thread);
     for (int64_t i = 0; i < rows; i++) state.most[i] = -INFINITY;
-    NAME(Buffers) buffers;
+    union {
+      NAME(Buffers) plain;
 #if TILES && DOTS
-    TileBuffers tile_buffers;
+      TileBuffers tiles;
+#endif
+    } buffers;
+#if TILES && DOTS
     if (job->tiles) configure_tiles();
 #endif
 // In fixed turns: sums depend on who adds what up, and equal calls give equal numbers.
@@ -299,11 +303,11 @@ void NAME(block_attention)(const Job *job, const STORED *q, const STORED *k, con
     for (int i = 0; i < count; i++) {
 #if TILES && DOTS
       if (job->tiles) {
-        run_task_by_tiles(job, q, k, v, tasks + i, state, &tile_buffers);
+        run_task_by_tiles(job, q, k, v, tasks + i, state, &buffers.tiles);
         continue;
       }
 #endif
-      NAME(run_task)(job, q, k, v, tasks + i, state, &buffers);
+      NAME(run_task)(job, q, k, v, tasks + i, state, &buffers.plain);
     }
 #if TILES && DOTS
     if (job->tiles) _tile_release();

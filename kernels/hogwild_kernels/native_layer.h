@@ -76,14 +76,17 @@ void NAME(rotate_write)(const Job *job, STORED *qkv, const STORED *q_norm, const
   }
 }
 
-// x [width] * factors [width] ~ (out - 128) * scale, whole numbers in -127 ... 127; gives the scale.
+// x [width] * factors [width] ~ (out - 128) * scale, whole numbers in -127 ... 127; gives the scale,
+// NaN where a number is not finite.
 static float NAME(quantize)(const STORED *x, const float *factors, int width, uint8_t *out) {
-  vec peak = splat(0);
+  vec peak = splat(0), faults = splat(0);
   for (int i = 0; i < width; i += LANES) {
     vec y = LOAD(x + i) * load_f32(factors + i);
     peak = larger(peak, larger(y, -y));
+    faults += y - y;
   }
-  float most = top(peak), factor = most > 0 ? 127.0f / most : 0;
+  float most = top(peak) + sum(faults);
+  float factor = most > 1e-30f ? 127.0f / most : 0;  // what is less counts as zero
   for (int i = 0; i < width; i += LANES) {
     vec y = LOAD(x + i) * load_f32(factors + i);
     vec whole = y * factor + (12582912.0f + 128.0f);

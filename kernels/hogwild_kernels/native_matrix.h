@@ -130,6 +130,7 @@ void NAME(matrix)(const Matrix *m, const STORED *x, int rows, STORED *out, int t
 #pragma omp for
       for (int64_t i = 0; i < row_tiles * steps; i++)
         lay_tile(words, m->bytes, rows, i / steps * 16, i % steps, laid + i * 1024);
+      BEFORE_TILES;
       configure_tiles();
 #pragma omp for schedule(dynamic, 1)
       for (int64_t chunk = 0; chunk < chunks; chunk++) {

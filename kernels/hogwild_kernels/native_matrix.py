@@ -77,13 +77,23 @@ class Matrix:
         self.tiles = tiles and native.has_tiles() and weight.dtype != torch.float32
         size = self.width * weight.element_size()
         whole = weight.dtype == torch.int8
+        self._takes = [weight.dtype] if not whole else [torch.float32, torch.bfloat16]
+        if bias is not None:
+            self._takes = [dtype for dtype in self._takes if dtype == bias.dtype]
         self.struct = Struct(*pointers, self.columns, size, self.tiles, whole)
         self.most_rows = sys.maxsize if whole or self.tiles else MOST_ROWS
         self._address = ctypes.byref(self.struct)
         self._kind = _KINDS[weight.dtype][1]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., in]`` to ``[..., out]``."""
+        """``[..., in]`` to ``[..., out]``.
+
+        Raises:
+            ValueError: ``x`` is of another width or type.
+        """
+        if x.shape[-1] != self.width or x.dtype not in self._takes:
+            wanted = f"[..., {self.width}] in one of {self._takes}"
+            raise ValueError(f"x: wanted {wanted}, got {list(x.shape)} in {x.dtype}")
         if not x.is_contiguous():
             x = x.contiguous()
         out = torch.empty((*x.shape[:-1], self.columns), dtype=x.dtype)

@@ -134,6 +134,7 @@ INLINE void score_tiles(const Job *job, const uint16_t *k, const Task *task, int
   const char *keys[4];
   for (int part = 0; part < parts; part++)
     keys[part] = keys_of(job, k, task, token + part * LANES, part, b);
+  BEFORE_TILES;
   _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
   for (int step = 0; step < job->dim / 32; step++) {
     _tile_loadd(6, b->query[step], 64);
@@ -151,9 +152,9 @@ INLINE void score_tiles(const Job *job, const uint16_t *k, const Task *task, int
   if (parts > 3) _tile_stored(3, score + 3 * LANES, 64);
 }
 
-// 2^x for x <= 0, relative error under 4e-6: weights are rounded to bfloat16 anyway.
+// 2^x for x <= 0, relative error under 4e-6: weights are rounded to bfloat16 anyway. NaN stays NaN.
 INLINE vec weight_of(vec x) {
-  x = (vec)_mm512_max_ps((__m512)x, (__m512)splat(-200.0f));
+  x = (vec)_mm512_max_ps(_mm512_set1_ps(-200), (__m512)x);
   vec n = (vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT), r = x - n;
   vec p = splat(9.67018131e-3f);
   p = p * r + 5.58288768e-2f;
@@ -163,29 +164,22 @@ INLINE vec weight_of(vec x) {
   return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
 }
 
-// Scores become weights; gives what the rows had is worth now: keep [16].
+// Scores become weights, in units of log2; gives what the rows had is worth now: keep [16].
 static vec weigh_tiles(const Job *job, const Lanes *lanes, int from, int count, State state,
                        int64_t at, TileBuffers *b) {
-  float scale = job->scale * LOG2E;  // to units of log2
-  if (job->softcap > 0 || !(scale > 0)) {
-    for (int i = 0; i < count; i++)
-      for (int lane = 0; lane < LANES; lane++) {
-        float x = b->score[i][lane] * scale;
-        if (job->softcap > 0) x = LOG2E * job->softcap * tanhf(x / LOG2E / job->softcap);
-        b->score[i][lane] = x;
-      }
-    scale = 1;
-  }
+  float scale = job->scale * LOG2E;
   vec peak = splat(-INFINITY);
   for (int i = 0; i < count; i++) {
     int token = from + i;
-    if (token < lanes->all_begin || token >= lanes->all_stop) {
-      ivec sees = (lanes->lo <= token) & (lanes->hi > token);
-      b->score[i] = choose(sees, b->score[i], splat(-INFINITY));
-    }
-    peak = larger(peak, b->score[i]);
+    vec x = b->score[i] * scale;
+    if (job->softcap > 0)
+      for (int lane = 0; lane < LANES; lane++)
+        x[lane] = LOG2E * job->softcap * tanhf(x[lane] / LOG2E / job->softcap);
+    if (token < lanes->all_begin || token >= lanes->all_stop)
+      x = choose((lanes->lo <= token) & (lanes->hi > token), x, splat(-INFINITY));
+    b->score[i] = x;  // rounded here: fused with what follows, huge ones would miss their peak
+    peak = larger(peak, x);
   }
-  peak *= scale;
   vec keep = splat(0), base = splat(0);
   for (int i = 0; i < lanes->count; i++) {
     float old = state.most[at + i], now = peak[i] > old ? peak[i] : old;
@@ -198,7 +192,7 @@ static vec weigh_tiles(const Job *job, const Lanes *lanes, int from, int count, 
     uvec words[LANES];
     for (int i = 0; i < LANES; i++) {
       vec *pair = b->score + block * BLOCK + 2 * i;
-      vec first = weight_of(pair[0] * scale - base), second = weight_of(pair[1] * scale - base);
+      vec first = weight_of(pair[0] - base), second = weight_of(pair[1] - base);
       gained += first + second;
       words[i] = pair_words(first, second);
     }
@@ -250,6 +244,7 @@ static void run_task_by_tiles(const Job *job, const uint16_t *q, const uint16_t 
     Lanes lanes = lanes_of(job, task, first);
     if (lanes.begin >= lanes.stop) continue;
     query_tile(job, q, task, first, lanes.count, b);
+    BEFORE_TILES;
     int from = (lanes.begin - base) / BLOCK, to = (lanes.stop - base + BLOCK - 1) / BLOCK;
     int token = base + from * BLOCK, tokens = (to - from) * BLOCK;
     int seen = task->stop - token < tokens ? task->stop - token : tokens, i = 0;
@@ -259,6 +254,7 @@ static void run_task_by_tiles(const Job *job, const uint16_t *q, const uint16_t 
     if (i < tokens) memset(b->score + i, 0, LANES * sizeof(vec));  // nobody sees these
     int64_t at = state_row(job, task->kv_head, job->first_row[task->entry], 0) + first;
     vec keep = weigh_tiles(job, &lanes, token, tokens, state, at, b);
+    BEFORE_TILES;
     for (int tile = 0; tile < job->dim / LANES; tile += 4)
       add_values(job->dim, tile, from, to, lanes.count, keep, state.acc + at * job->dim, b);
   }
