@@ -101,10 +101,13 @@ CASES = [*((name, 0.0) for name in SETTINGS), *((name, -9.0) for name in ("penal
 """With a number that is added to all logits: penalties tell those below zero from those above."""
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(("name", "shift"), CASES)
 def test_tokens_come_as_often_as_transformers_would_draw_them(
-    monkeypatch: pytest.MonkeyPatch, name: str, shift: float
+    monkeypatch: pytest.MonkeyPatch, name: str, shift: float, compiled: bool
 ) -> None:
+    if not compiled:
+        monkeypatch.setattr(native, "build_error", lambda: "no C compiler")
     setting = replace(NEUTRAL, **SETTINGS[name])
     logits, seen = some_logits() + shift, range(0, VOCABULARY, 7)
     probability = torch.softmax(processed(logits, setting, seen).double(), -1)

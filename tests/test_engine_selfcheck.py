@@ -69,7 +69,8 @@ def test_what_is_measured_is_how_each_family_rotates(load: Callable[[Any], Engin
 def test_windows_are_measured_by_layer(load: Callable[[Any], Engine]) -> None:
     def windows(family: str) -> list[int | None]:
         with load(tiny_model(family)) as engine:
-            return [window for _, window, _ in engine._runner._kinds]
+            runner = engine._runner
+            return [runner._kinds[kind][1] for kind in runner._kind_of_layer]
 
     assert windows("llama") == [None, None, None]
     assert windows("qwen2") == [None, 6, None]

@@ -14,6 +14,7 @@ import torch
 
 from hogwild_engine.constraint import Constraint, forbid
 from hogwild_engine.ranking import Ranking, rank
+from hogwild_kernels import native
 
 LEAST_TEMPERATURE = 1e-6
 """Below it the most probable token is taken: float32 could not tell the others' shares from 0."""
@@ -162,6 +163,8 @@ def _pick_unfiltered(logits: torch.Tensor, ranking: Ranking, draws: Sequence[Dra
 
 def _pick(ranking: Ranking, draws: Sequence[Draw], vocabulary: int) -> torch.Tensor:
     """Draw from the ranked tokens; -1 where more of them are needed to decide."""
+    if ranking.score.device.type == "cpu" and native.build_error() is None:
+        return _pick_in_c(ranking, draws, vocabulary)
     settings = [draw.sampling for draw in draws]
     score, width = ranking.score, ranking.score.shape[1]
     top_k = torch.tensor([s.top_k or vocabulary for s in settings], device=score.device)[:, None]
@@ -183,6 +186,16 @@ def _pick(ranking: Ranking, draws: Sequence[Draw], vocabulary: int) -> torch.Ten
     last = kept.sum(dim=-1, keepdim=True) - 1
     picked = ranking.token.gather(1, torch.minimum(choice, last))[:, 0]
     return torch.where(decided, picked, -1)
+
+
+def _pick_in_c(ranking: Ranking, draws: Sequence[Draw], vocabulary: int) -> torch.Tensor:
+    settings = [
+        (s.top_k, s.top_p, s.min_p, uniform(s.seed, draw.writer, draw.index))
+        for draw in draws
+        for s in [draw.sampling]
+    ]
+    parts = (part.contiguous() for part in (ranking.score, ranking.token, ranking.whole))
+    return native.pick(*parts, vocabulary, torch.tensor(settings, dtype=torch.float32))
 
 
 def _noise(draws: Sequence[Draw], like: torch.Tensor) -> torch.Tensor:

@@ -530,3 +530,38 @@ void rank_f32(const float *x, int rows, int64_t width, const float *temperature,
     rank_row(x + row * width, width, temperature[row], count, score + (int64_t)row * count,
              token + (int64_t)row * count, norm + row, whole + row);
 }
+
+// Which of a row's ranked tokens a number in 0 ... 1 falls on, among those that top_k, top_p and
+// min_p keep; -1 where more than `count` of them would be needed to tell.
+static int64_t pick_row(const float *score, const int64_t *token, float whole, int count,
+                        int64_t vocabulary, const float *settings) {
+  float top_k = settings[0], top_p = settings[1], min_p = settings[2], noise = settings[3];
+  int limited = top_k > 0 && top_k <= count, size = limited ? (int)top_k : count, kept = 0;
+  if (limited) {
+    float sum = 0;
+    for (int i = 0; i < size; i++) sum += expf(score[i]);
+    whole = logf(sum);
+  }
+  float total = 0, first = expf(score[0] - whole);
+  for (; kept < size; kept++) {
+    float share = expf(score[kept] - whole);
+    if (kept && !(total < top_p && share >= min_p * first)) break;
+    total += share;
+  }
+  if (!limited && kept == count && count < vocabulary) return -1;
+  float mass = 0;
+  for (int i = 0; i < kept; i++) {
+    mass += expf(score[i] - whole);
+    if (mass > noise * total) return token[i];
+  }
+  return token[kept - 1];
+}
+
+// score, token [R, count] and whole [R] as rank_f32 leaves them; settings [R, 4]: top_k (0 for
+// none), top_p, min_p, a number in 0 ... 1.
+void pick_f32(const float *score, const int64_t *token, const float *whole, int rows, int count,
+              int64_t vocabulary, const float *settings, int64_t *picked) {
+  for (int row = 0; row < rows; row++)
+    picked[row] = pick_row(score + (int64_t)row * count, token + (int64_t)row * count, whole[row],
+                           count, vocabulary, settings + 4 * row);
+}

@@ -17,8 +17,8 @@ from hogwild_kernels.native_build import BuildError, build_error, library
 from hogwild_kernels.table import BlockTable
 
 __all__ = ["BuildError", "Job", "add_norm", "attend", "block_attention", "build_error", "has_tiles"]
-__all__ += ["job_for", "merge_states", "move_kv", "num_threads", "rank", "refusal", "rotate_write"]
-__all__ += ["silu_mul", "write_kv"]
+__all__ += ["job_for", "merge_states", "move_kv", "num_threads", "pick", "rank", "refusal"]
+__all__ += ["rotate_write", "silu_mul", "write_kv"]
 
 merge_states = reference.merge_states
 move_kv = reference.move_kv
@@ -260,6 +260,30 @@ def rank(
     return score, token, norm, whole
 
 
+def pick(
+    score: torch.Tensor,
+    token: torch.Tensor,
+    whole: torch.Tensor,
+    vocabulary: int,
+    settings: torch.Tensor,
+) -> torch.Tensor:
+    """Which ranked token each row draws, int64 ``[R]``; -1 where more of them are needed to tell.
+
+    Args:
+        score: of `rank`, as are the next two; contiguous.
+        token: see above.
+        whole: see above.
+        vocabulary: how many tokens there are.
+        settings: float32 ``[R, 4]``: top-k (0 for none), top-p, min-p, a number in [0, 1).
+    """
+    picked = torch.empty(len(score), dtype=torch.int64)
+    given = (tensor.data_ptr() for tensor in (score, token, whole))
+    _function("pick", score.dtype)(
+        *given, *score.shape, vocabulary, settings.data_ptr(), picked.data_ptr()
+    )
+    return picked
+
+
 def num_threads() -> int:
     """Threads of a call: torch's."""
     return min(torch.get_num_threads(), MAX_THREADS)
@@ -271,6 +295,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rotate_write": (*(_POINTER,) * 4, _FLOAT, *(_POINTER,) * 5),
     "add_norm": (*(_POINTER,) * 3, _FLOAT, _INT, _INT, _POINTER, _INT),
     "silu_mul": (_POINTER, _INT, _INT, _POINTER, _INT),
+    "pick": (*(_POINTER,) * 3, _INT, _INT, ctypes.c_int64, _POINTER, _POINTER),
     "rank": (_POINTER, _INT, ctypes.c_int64, _POINTER, _INT, *(_POINTER,) * 4, _INT),
 }
 
