@@ -194,8 +194,13 @@ def _pick_in_c(ranking: Ranking, draws: Sequence[Draw], vocabulary: int) -> torc
         for draw in draws
         for s in [draw.sampling]
     ]
-    parts = (part.contiguous() for part in (ranking.score, ranking.token, ranking.whole))
-    return native.pick(*parts, vocabulary, torch.tensor(settings, dtype=torch.float32))
+    return native.pick(
+        ranking.score.contiguous(),
+        ranking.token.contiguous(),
+        ranking.whole.contiguous(),
+        vocabulary,
+        torch.tensor(settings, dtype=torch.float32),
+    )
 
 
 def _noise(draws: Sequence[Draw], like: torch.Tensor) -> torch.Tensor:
