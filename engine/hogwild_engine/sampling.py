@@ -131,10 +131,8 @@ def _ban(logits: torch.Tensor, banned: Sequence[frozenset[int]]) -> None:
     for ids in dict.fromkeys(banned):
         if ids:
             rows = [row for row, theirs in enumerate(banned) if theirs == ids]
-            part = logits if len(rows) == len(logits) else logits[rows]
-            part.index_fill_(1, torch.tensor(list(ids), device=logits.device), -torch.inf)
-            if part is not logits:
-                logits[rows] = part
+            places = [torch.tensor(part, device=logits.device) for part in (rows, list(ids))]
+            logits[places[0][:, None], places[1]] = -torch.inf
 
 
 # Each row goes the way of its own settings: what runs beside it must not change its token.
