@@ -1,4 +1,4 @@
-// Attention over blocks and the small operations of a decoder layer, for the CPU.
+// Attention over blocks, decoder layers and sampling, for the CPU.
 //
 // Plain C with the vector extensions of GCC and Clang; native_build.py compiles it on first use,
 // native.py and its neighbours call it through ctypes and check sizes. Threads come from OpenMP
@@ -25,105 +25,11 @@
 #define TILES 0
 #endif
 
-typedef float vec __attribute__((vector_size(64)));
-typedef float vec_any __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(64)));
-typedef int32_t ivec_any __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint32_t uvec __attribute__((vector_size(64)));
-typedef uint32_t uvec_any __attribute__((vector_size(64), aligned(2), may_alias));
-typedef uint16_t hvec __attribute__((vector_size(32)));
-typedef uint16_t wide __attribute__((vector_size(64)));
-typedef uint16_t wide_any __attribute__((vector_size(64), aligned(2), may_alias));
-typedef uint8_t bytes __attribute__((vector_size(16)));
-typedef uint8_t bytes_any __attribute__((vector_size(16), aligned(1), may_alias));
-typedef uint16_t hvec_any __attribute__((vector_size(32), aligned(2), may_alias));
+#include "native_vectors.h"
 
 // MAX_DIM and MAX_THREADS are known to native.py too.
-enum { LANES = 16, TILE = 64, WIDTH = TILE / LANES, MAX_ROWS = 96, CHUNK = 512, BLOCK = 32 };
+enum { TILE = 64, WIDTH = TILE / LANES, MAX_ROWS = 96, CHUNK = 512, BLOCK = 32 };
 enum { MAX_DIM = 256, MAX_THREADS = 64 };
-
-#define INLINE static inline __attribute__((always_inline))
-#define LOG2E 1.44269504f
-#define UNROLL _Pragma("GCC unroll 16")
-
-// Storage
-
-INLINE vec load_f32(const float *p) { return *(const vec_any *)p; }
-INLINE void store_f32(float *p, vec x) { *(vec_any *)p = x; }
-INLINE vec load_bf16(const uint16_t *p) {
-  return (vec)(__builtin_convertvector(*(const hvec_any *)p, uvec) << 16);
-}
-INLINE void store_bf16(uint16_t *p, vec x) {
-#ifdef __AVX512BF16__
-  __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
-  memcpy(p, &rounded, 32);
-#else
-  uvec bits = (uvec)x;
-  uvec even = bits + 0x7fff + ((bits >> 16) & 1);
-  uvec nan = (bits & 0xffff0000) | 0x400000;
-  ivec is_nan = x != x;
-  bits = ((uvec)is_nan & nan) | (~(uvec)is_nan & even);
-  *(hvec_any *)p = __builtin_convertvector(bits >> 16, hvec);
-#endif
-}
-
-// Arithmetic
-
-INLINE vec splat(float x) { return x - (vec){}; }
-INLINE vec larger(vec a, vec b) {
-  ivec more = a > b;
-  return (vec)((more & (ivec)a) | (~more & (ivec)b));
-}
-INLINE vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
-#define FOLD(x, join)                                                                             \
-  x = join(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)); \
-  x = join(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));      \
-  x = join(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));      \
-  x = join(x, __builtin_shufflevector(x, x, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0))
-INLINE vec plus(vec a, vec b) { return a + b; }
-INLINE float sum(vec x) {
-  FOLD(x, plus);
-  return x[0];
-}
-INLINE float top(vec x) {
-  FOLD(x, larger);
-  return x[0];
-}
-
-// 2^x for x <= 128, relative error under 3e-7; inf at 128, 0 below -150.
-INLINE vec power_of_two(vec x) {
-#ifdef __AVX512F__
-  x = (vec)_mm512_max_ps(_mm512_set1_ps(-200), (__m512)x);  // in this order NaN stays NaN
-  vec n = (vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
-#else
-  ivec zero = x < -126.0f;
-  x = choose(zero, splat(-126.0f), x);
-  vec n = x + 12582912.0f - 12582912.0f;  // rounds to whole numbers
-#endif
-  vec r = x - n;
-  vec p = splat(1.53533619e-4f);
-  p = p * r + 1.33988744e-3f;
-  p = p * r + 9.61843736e-3f;
-  p = p * r + 5.55033247e-2f;
-  p = p * r + 2.40226479e-1f;
-  p = p * r + 6.93147203e-1f;
-  p = p * r + 1.0f;
-#ifdef __AVX512F__
-  return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
-#else
-  ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
-  return (vec)(~zero & (ivec)(p * (vec)power));
-#endif
-}
-
-// Whether a is larger than b in any lane.
-INLINE int exceeds(vec a, float b) {
-#ifdef __AVX512F__
-  return _mm512_cmp_ps_mask((__m512)a, _mm512_set1_ps(b), _CMP_GT_OQ) != 0;
-#else
-  return top(a) > b;
-#endif
-}
 
 INLINE int num_workers(int threads) {
 #ifdef _OPENMP
@@ -131,46 +37,6 @@ INLINE int num_workers(int threads) {
 #else
   return 1;
 #endif
-}
-
-// Columns of 16 rows of 16 words each become rows.
-INLINE void transpose(uvec x[LANES]) {
-  uvec y[LANES];
-  UNROLL for (int i = 0; i < 16; i += 2) {
-    y[i] = __builtin_shufflevector(x[i], x[i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12,
-                                   28, 14, 30);
-    y[i + 1] = __builtin_shufflevector(x[i], x[i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27,
-                                       13, 29, 15, 31);
-  }
-  UNROLL for (int i = 0; i < 16; i++) if (!(i & 2)) {
-    x[i] = __builtin_shufflevector(y[i], y[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13,
-                                   28, 29);
-    x[i + 2] = __builtin_shufflevector(y[i], y[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27,
-                                       14, 15, 30, 31);
-  }
-  UNROLL for (int i = 0; i < 16; i++) if (!(i & 4)) {
-    y[i] = __builtin_shufflevector(x[i], x[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25,
-                                   26, 27);
-    y[i + 4] = __builtin_shufflevector(x[i], x[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15,
-                                       28, 29, 30, 31);
-  }
-  UNROLL for (int i = 0; i < 8; i++) {
-    x[i] = __builtin_shufflevector(y[i], y[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21,
-                                   22, 23);
-    x[i + 8] = __builtin_shufflevector(y[i], y[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27,
-                                       28, 29, 30, 31);
-  }
-}
-
-// Of two rows of bfloat16: a word holds one number of each.
-INLINE uvec interleave_low(wide a, wide b) {
-  return (uvec)__builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
-                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
-}
-INLINE uvec interleave_high(wide a, wide b) {
-  return (uvec)__builtin_shufflevector(a, b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54,
-                                       23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30,
-                                       62, 31, 63);
 }
 
 // Tiles
@@ -199,6 +65,15 @@ static void configure_tiles(void) {
   for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = 16;
   BEFORE_TILES;
   _tile_loadconfig(&shape);
+}
+
+// 16 rows of x, from byte 64 * step on, a column a row: what a tile multiplies.
+static void lay_tile(const char *x, int64_t bytes, int rows, int64_t row, int64_t step, char *to) {
+  uvec lanes[LANES] = {};
+  for (int r = 0; r < LANES && row + r < rows; r++)
+    lanes[r] = *(const uvec_any *)(x + (row + r) * bytes + step * 64);
+  transpose(lanes);
+  memcpy(to, lanes, sizeof(lanes));
 }
 
 // Two rows of 16 numbers as bfloat16, a word of both for each place.
@@ -295,31 +170,13 @@ typedef struct {
 // A thread takes as many columns at a time; up to DOT_ROWS rows go without tiles.
 enum { COLUMNS = 64, DOT_ROWS = 4 };
 
-#if TILES
-// 16 rows of x, from byte 64 * step on, a column a row: what a tile multiplies.
-static void lay_tile(const char *x, int64_t bytes, int rows, int64_t row, int64_t step, char *to) {
-  uvec lanes[LANES] = {};
-  for (int r = 0; r < LANES && row + r < rows; r++)
-    lanes[r] = *(const uvec_any *)(x + (row + r) * bytes + step * 64);
-  transpose(lanes);
-  memcpy(to, lanes, sizeof(lanes));
-}
-
-#endif
-
-// Which kinds of numbers are multiplied fast: 1 float, 2 bfloat16, 4 whole numbers.
-int fast_kinds(void) {
-  int kinds = 0;
+// Whether matrices are worth their code: 16 numbers are one register.
+int has_wide_vectors(void) {
 #ifdef __AVX512F__
-  kinds |= 1;
+  return 1;
+#else
+  return 0;
 #endif
-#ifdef __AVX512BF16__
-  kinds |= 2;
-#endif
-#ifdef __AVX512VNNI__
-  kinds |= 4;
-#endif
-  return kinds;
 }
 
 #define DOT_FLOATS(acc, w, x) ((acc) + (vec)(w) * (vec)(x))
@@ -370,7 +227,7 @@ typedef struct {
 #define STORE store_f32
 #define DOTS 0
 #include "native_attention.h"
-#include "native_layer.h"
+#include "native_rows.h"
 #define WHOLE 0
 #define SUM vec
 #define DOT DOT_FLOATS
@@ -414,7 +271,7 @@ typedef struct {
 #define DOTS 0
 #endif
 #include "native_attention.h"
-#include "native_layer.h"
+#include "native_rows.h"
 #define WHOLE 0
 #define SUM vec
 #define DOT DOT_BF16
@@ -439,129 +296,4 @@ typedef struct {
 #define WHOLE_MATRIX matrix_int8_bf16
 #include "native_layers.h"
 
-// Ranking of a row of logits: a heap whose root is the worst of the best.
-
-INLINE int is_worse(float a, int64_t at_a, float b, int64_t at_b) {
-  return a < b || (a == b && at_a > at_b);
-}
-
-static void sink(float *score, int64_t *token, int size) {
-  for (int i = 0;;) {
-    int worst = i, left = 2 * i + 1;
-    for (int child = left; child < left + 2 && child < size; child++)
-      if (is_worse(score[child], token[child], score[worst], token[worst])) worst = child;
-    if (worst == i) return;
-    float x = score[i];
-    int64_t t = token[i];
-    score[i] = score[worst], token[i] = token[worst];
-    score[worst] = x, token[worst] = t;
-    i = worst;
-  }
-}
-
-static void rise(float *score, int64_t *token, int i) {
-  for (; i; i = (i - 1) / 2) {
-    int up = (i - 1) / 2;
-    if (!is_worse(score[i], token[i], score[up], token[up])) return;
-    float x = score[i];
-    int64_t t = token[i];
-    score[i] = score[up], token[i] = token[up];
-    score[up] = x, token[up] = t;
-  }
-}
-
-static void rank_row(const float *x, int64_t width, float temperature, int count, float *score,
-                     int64_t *token, float *norm, float *whole) {
-  int size = 0;
-  for (int64_t i = 0; i < width; i += LANES) {
-    int lanes = width - i < LANES ? (int)(width - i) : LANES;
-    if (lanes == LANES) {
-      vec block = load_f32(x + i);
-      if (size == count && !exceeds(block, score[0])) continue;
-    }
-    for (int lane = 0; lane < lanes; lane++) {
-      float value = x[i + lane];
-      if (size < count) {
-        score[size] = value, token[size] = i + lane;
-        rise(score, token, size++);
-      } else if (value > score[0]) {
-        score[0] = value, token[0] = i + lane;
-        sink(score, token, size);
-      }
-    }
-  }
-  while (size > 1) {
-    float worst = score[0];
-    int64_t at = token[0];
-    size--;
-    score[0] = score[size], token[0] = token[size];
-    score[size] = worst, token[size] = at;
-    sink(score, token, size);
-  }
-  float most = score[0];
-  vec plain = splat(0), cooled = splat(0);
-  float cooling = 1.0f / temperature;
-  float tail[LANES];
-  for (int64_t i = 0; i < width; i += LANES) {
-    vec block;
-    if (width - i < LANES) {
-      for (int lane = 0; lane < LANES; lane++) tail[lane] = i + lane < width ? x[i + lane] : -INFINITY;
-      block = load_f32(tail);
-    } else {
-      block = load_f32(x + i);
-    }
-    block = (block - most) * LOG2E;
-    plain += power_of_two(block);
-    cooled += power_of_two(block * cooling);
-  }
-  *norm = most + logf(sum(plain));
-  *whole = logf(sum(cooled));
-  for (int i = 0; i < count; i++) score[i] = (score[i] - most) * cooling;
-}
-
-// The `count` largest of each row x [R, width], in order: score [R, count] is their distance from
-// the largest over the row's temperature, token [R, count] where they stand. norm [R] is the log of
-// the sum of exp(x), whole [R] that of exp((x - largest) / temperature).
-void rank_f32(const float *x, int rows, int64_t width, const float *temperature, int count,
-              float *score, int64_t *token, float *norm, float *whole, int threads) {
-  threads = num_workers(threads < rows ? threads : rows);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (int row = 0; row < rows; row++)
-    rank_row(x + row * width, width, temperature[row], count, score + (int64_t)row * count,
-             token + (int64_t)row * count, norm + row, whole + row);
-}
-
-// Which of a row's ranked tokens a number in 0 ... 1 falls on, among those that top_k, top_p and
-// min_p keep; -1 where more than `count` of them would be needed to tell.
-static int64_t pick_row(const float *score, const int64_t *token, float whole, int count,
-                        int64_t vocabulary, const float *settings) {
-  float top_k = settings[0], top_p = settings[1], min_p = settings[2], noise = settings[3];
-  int limited = top_k > 0 && top_k <= count, size = limited ? (int)top_k : count, kept = 0;
-  if (limited) {
-    float sum = 0;
-    for (int i = 0; i < size; i++) sum += expf(score[i]);
-    whole = logf(sum);
-  }
-  float total = 0, first = expf(score[0] - whole);
-  for (; kept < size; kept++) {
-    float share = expf(score[kept] - whole);
-    if (kept && !(total < top_p && share >= min_p * first)) break;
-    total += share;
-  }
-  if (!limited && kept == count && count < vocabulary) return -1;
-  float mass = 0;
-  for (int i = 0; i < kept; i++) {
-    mass += expf(score[i] - whole);
-    if (mass > noise * total) return token[i];
-  }
-  return token[kept - 1];
-}
-
-// score, token [R, count] and whole [R] as rank_f32 leaves them; settings [R, 4]: top_k (0 for
-// none), top_p, min_p, a number in 0 ... 1.
-void pick_f32(const float *score, const int64_t *token, const float *whole, int rows, int count,
-              int64_t vocabulary, const float *settings, int64_t *picked) {
-  for (int row = 0; row < rows; row++)
-    picked[row] = pick_row(score + (int64_t)row * count, token + (int64_t)row * count, whole[row],
-                           count, vocabulary, settings + 4 * row);
-}
+#include "native_ranking.h"

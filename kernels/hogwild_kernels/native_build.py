@@ -21,10 +21,6 @@ from pathlib import Path
 
 import torch
 
-_SOURCES = tuple(
-    f"native{part}"
-    for part in (".c", "_attention.h", "_layer.h", "_layers.h", "_matrix.h", "_tiles.h")
-)
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fPIC", "-w")
 _log = logging.getLogger(__name__)
 
@@ -40,7 +36,7 @@ def library() -> ctypes.CDLL:
     Raises:
         BuildError: there is no compiler, or it refuses.
     """
-    sources = [Path(__file__).with_name(name) for name in _SOURCES]
+    sources = sorted(Path(__file__).parent.glob("native*.[ch]"))  # native.c includes the others
     found = shutil.which("cc") or shutil.which("gcc")
     compiler = shlex.split(os.environ.get("CC") or "") or ([found] if found else [])
     if not compiler:
@@ -51,7 +47,7 @@ def library() -> ctypes.CDLL:
         digest.update(source.read_bytes())
     name = f"native-{digest.hexdigest()[:16]}.so"
     try:
-        return _load(_built(compiler, sources[0], name))
+        return _load(_built(compiler, Path(__file__).with_name("native.c"), name))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         raise BuildError(

@@ -15,7 +15,7 @@ import torch
 from hogwild_kernels import native
 from hogwild_kernels.native_build import build_error, library
 
-_KINDS = {torch.float32: (1, "f32"), torch.bfloat16: (2, "bf16"), torch.int8: (4, "int8")}
+_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "int8"}
 _LANES, _STEP = 16, 64
 _ZERO = 128
 
@@ -45,7 +45,6 @@ class Matrix:
         bias: ``[out]`` in the type of ``x``, or ``None``.
         scale: of each row of whole numbers, float32 ``[out]``.
         factors: of each column of ``x`` before it is made whole, float32 ``[in]``.
-        tiles: whether to use them where the processor has them.
 
     Attributes:
         struct: what the C code knows of it.
@@ -61,29 +60,25 @@ class Matrix:
         bias: torch.Tensor | None = None,
         scale: torch.Tensor | None = None,
         factors: torch.Tensor | None = None,
-        *,
-        tiles: bool = True,
     ) -> None:
         if said := refusal(weight):
             raise ValueError(f"weight: {said}")
         self.columns, self.width = weight.shape
-        offset = None
-        if weight.dtype == torch.int8:
-            offset = weight.sum(dim=1, dtype=torch.int32) * _ZERO
+        whole = weight.dtype == torch.int8
+        offset = weight.sum(dim=1, dtype=torch.int32) * _ZERO if whole else None
         self._kept = tuple(
             None if x is None else x.contiguous() for x in (weight, bias, scale, factors, offset)
         )
         pointers = (None if x is None else x.data_ptr() for x in self._kept)
-        self.tiles = tiles and native.has_tiles() and weight.dtype != torch.float32
+        tiles = native.has_tiles() and weight.dtype != torch.float32
         size = self.width * weight.element_size()
-        whole = weight.dtype == torch.int8
         self._takes = [weight.dtype] if not whole else [torch.float32, torch.bfloat16]
         if bias is not None:
             self._takes = [dtype for dtype in self._takes if dtype == bias.dtype]
-        self.struct = Struct(*pointers, self.columns, size, self.tiles, whole)
-        self.most_rows = sys.maxsize if whole or self.tiles else MOST_ROWS
+        self.struct = Struct(*pointers, self.columns, size, tiles, whole)
+        self.most_rows = sys.maxsize if whole or tiles else MOST_ROWS
         self._address = ctypes.byref(self.struct)
-        self._kind = _KINDS[weight.dtype][1]
+        self._kind = _KINDS[weight.dtype]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in]`` to ``[..., out]``.
@@ -108,9 +103,10 @@ def refusal(weight: torch.Tensor) -> str | None:
     """What the compiled matrices want of a weight and do not get, ``None`` where they can run."""
     if error := build_error():
         return f"wanted a working C compiler ({error})"
-    kind, _ = _KINDS.get(weight.dtype, (0, ""))
-    if not kind & library().fast_kinds():
-        return f"wanted a type that this processor multiplies in vectors, got {weight.dtype}"
+    if not library().has_wide_vectors():
+        return "wanted a processor with AVX-512"
+    if weight.dtype not in _KINDS:
+        return f"wanted one of {list(_KINDS)}, got {weight.dtype}"
     columns, width = weight.shape
     if columns % _LANES or width * weight.element_size() % _STEP:
         return (
@@ -121,7 +117,7 @@ def refusal(weight: torch.Tensor) -> str | None:
 
 @functools.cache
 def _function(kind: str, dtype: torch.dtype) -> Any:
-    suffix = _KINDS[dtype][1]
+    suffix = _KINDS[dtype]
     function = getattr(library(), f"matrix_{suffix if kind == suffix else f'{kind}_{suffix}'}")
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     function.argtypes, function.restype = [pointer, pointer, integer, pointer, integer], None
