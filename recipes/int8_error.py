@@ -89,7 +89,7 @@ class Reader:
         plan = Plan()
         plan.add_session([Feed(block, start, count, [block])])
         plan.sampled = list(range(count))
-        return self._runner.run(plan)
+        return self._runner.run(plan).float()
 
     def answer(self, question: str, num_tokens: int) -> Text:
         prompt = self.chat.render([{"role": "user", "content": question}])

@@ -66,12 +66,12 @@ class Rig:
         return block
 
     def run(self, feeds: Sequence[Feed], *, all_rows: bool = True) -> torch.Tensor:
-        """One pass of one session; logits of all rows unless told otherwise."""
+        """One pass of one session; logits of all rows unless told otherwise, in float32."""
         plan = Plan()
         plan.add_session(feeds)
         if all_rows:
             plan.sampled = list(range(len(plan.tokens)))
-        return self.runner.run(plan)
+        return self.runner.run(plan).float()
 
     def stored(self, layer: int, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's keys and values of a block, ``[S, KH, D]``."""

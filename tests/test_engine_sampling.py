@@ -24,7 +24,7 @@ from hogwild_engine.sampling import CANDIDATES, Draw, Sampling, sample, uniform
 from hogwild_kernels import native
 
 NEUTRAL = Sampling(1.0, 1.0, 0, 0.0, 1.0, seed=0)
-VOCABULARY = 2_000
+VOCABULARY = 2_003  # no whole number of vectors
 NUM_DRAWS = 4_000
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -225,12 +225,7 @@ def test_the_ends_of_the_noise_draw_tokens_that_survive(
 
 
 @pytest.mark.parametrize("count", [1, 2, 17, 100, 1001])
-@pytest.mark.parametrize("compiled", [True, False])
-def test_a_ranking_holds_the_largest_in_order_and_the_sums_of_all(
-    monkeypatch: pytest.MonkeyPatch, count: int, compiled: bool
-) -> None:
-    if not compiled:
-        monkeypatch.setattr(native, "build_error", lambda: "no C compiler")
+def test_a_ranking_holds_the_largest_in_order_and_the_sums_of_all(count: int) -> None:
     logits = torch.randn(5, 1001, generator=torch.Generator().manual_seed(1)) * 4
     logits[1, 3:1000:7] = -torch.inf
     logits[2] += 80
@@ -245,16 +240,48 @@ def test_a_ranking_holds_the_largest_in_order_and_the_sums_of_all(
     torch.testing.assert_close(ranking.whole, scaled.logsumexp(-1))
 
 
-@pytest.mark.skipif(native.build_error() is not None, reason="there is no C compiler")
-def test_equal_logits_rank_by_their_place() -> None:
-    logits = torch.zeros(2, 100)
-    logits[1, 50:] = 1
-    ranking = rank(logits, torch.ones(2), 8)
-    assert ranking.token.tolist() == [list(range(8)), list(range(50, 58))]
-
-
 def test_a_temperature_next_to_zero_is_greedy() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     for temperature in (1e-60, 1e-45, 1e-7):
         sampling = Sampling(temperature, 1.0, 0, 0.0, 1.0, 5)
         assert sample(logits.clone(), [Draw(sampling, 0, 0)])[0].token == 1
+
+
+needs_native = pytest.mark.skipif(native.build_error() is not None, reason="no C compiler")
+
+
+@needs_native
+@pytest.mark.parametrize(("options", "kept"), [({"top_k": 8}, 8), ({"temperature": 0.0}, 1)])
+def test_of_equal_logits_the_first_come_first(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], kept: int
+) -> None:
+    logits = torch.zeros(100)
+    logits[50:] = 1
+    tokens = sweep(monkeypatch, logits, replace(NEUTRAL, **options))
+    assert tokens.unique().tolist() == list(range(50, 50 + kept))
+
+
+@needs_native
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_what_is_drawn_is_the_same_from_either_type(name: str) -> None:
+    """bfloat16 logits are read as they are: the same numbers in float32 give the same tokens."""
+    setting, rounded = replace(NEUTRAL, **SETTINGS[name]), some_logits().bfloat16()
+    draws = [Draw(setting, 0, index, seen=[3, 5], banned=[index]) for index in range(100)]
+    halves = sample(rounded.repeat(100, 1), draws)
+    assert halves == sample(rounded.float().repeat(100, 1), draws)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["nothing", "top-p", "top-k beyond all candidates", "all"])
+def test_logits_that_are_no_numbers_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, name: str, bad: float, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(native, "build_error", lambda: "no C compiler")
+    logits = torch.stack([some_logits(), some_logits()])
+    logits[1, 5 if bad > 0 or bad != bad else slice(None)] = bad
+    for temperature in (0.0, 0.7):
+        setting = replace(NEUTRAL, **{**SETTINGS[name], "temperature": temperature})
+        with pytest.raises(FloatingPointError, match="not finite"):
+            sample(logits.clone(), [Draw(setting, 0, 0)] * 2)

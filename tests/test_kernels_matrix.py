@@ -38,13 +38,13 @@ class Problem:
             whole = torch.randint(-127, 128, shape, dtype=torch.int8)
             scale, self.factors = torch.rand(columns) + 0.1, torch.rand(width) + 0.5
             self.weight = whole * scale[:, None]
-            made = (whole, self.bias, scale, self.factors)
+            stored, more = whole, (scale, self.factors)
         else:
             self.weight = torch.randn(columns, width).to(kind)
-            made = (self.weight, self.bias)
+            stored, more = self.weight, ()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "has_tiles", lambda: tiles)
-            self.matrix = native_matrix.Matrix(*made)
+            self.matrix = native_matrix.Matrix(stored, self.bias, *more)
 
     def wanted(self, x: torch.Tensor) -> torch.Tensor:
         x = x.double() * self.factors

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from test_kernels_attention import Case, Row, ordinary_rows
 
-from hogwild_kernels import KernelArgumentError, block_attention, native, native_build
+from hogwild_kernels import KernelArgumentError, block_attention, native
 
 pytestmark = pytest.mark.skipif(
     native.build_error() is not None, reason="there is no C compiler to build it with"
@@ -186,74 +183,6 @@ def test_a_key_that_is_not_a_number_shows() -> None:
     assert out[0, 0].isnan().all()
     assert out[0, 1].isfinite().all()
     assert out[1].isfinite().all()
-
-
-# Building
-
-
-PROGRAM = """
-import torch
-from hogwild_kernels import native
-print(native.build_error())
-"""
-
-
-def said_by_a_new_process(cache: Path, **environment: str) -> tuple[str, str]:
-    import os
-
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "HOGWILD_CACHE": str(cache), **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return run.stdout.strip(), run.stderr
-
-
-def test_it_is_built_once_and_kept(tmp_path: Path) -> None:
-    assert said_by_a_new_process(tmp_path)[0] == "None"
-    (built,) = (tmp_path / "native").iterdir()
-    before = built.stat().st_mtime_ns
-    assert said_by_a_new_process(tmp_path)[0] == "None"
-    assert built.stat().st_mtime_ns == before
-
-
-def test_a_compiler_may_come_with_arguments(tmp_path: Path) -> None:
-    assert said_by_a_new_process(tmp_path, CC="cc -DUNUSED")[0] == "None"
-    assert len(list((tmp_path / "native").iterdir())) == 1
-
-
-def test_a_compiler_that_fails_is_named_once_and_nothing_is_kept(tmp_path: Path) -> None:
-    said, log = said_by_a_new_process(tmp_path, CC="false")
-    assert "false cannot build the native kernels" in said
-    assert log.count("attention on the CPU runs on plain torch operators") == 1
-    assert list((tmp_path / "native").iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / "native").write_text("not a folder")
-    assert said_by_a_new_process(tmp_path)[0] == "None"
-
-
-def test_without_a_home_it_is_built_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(native_build, "_folder", homeless)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    built = native_build._built(["cc"], Path(native_build.__file__).with_name("native.c"), "x.so")
-    assert built.parent.parent == tmp_path
-    assert built.is_file()
-
-
-def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(native.BuildError, match="install gcc or clang"):
-        native_build.library.__wrapped__()
 
 
 def test_a_row_reads_nothing_where_it_sees_nothing() -> None:

@@ -41,6 +41,7 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, name: str, ends: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._name = name
+        self._texts: dict[int, str] = {}  # of single ids
         self._lock = (
             Lock()
         )  # a fast tokenizer must not be reconfigured while another thread uses it
@@ -90,6 +91,14 @@ class ChatFormat:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens included, nothing cleaned up."""
+        if len(ids) != 1:
+            return self._decode(ids)
+        text = self._texts.get(ids[0])
+        if text is None:
+            text = self._texts[ids[0]] = self._decode(ids)
+        return text
+
+    def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )

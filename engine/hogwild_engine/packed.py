@@ -6,6 +6,7 @@ of different plans can share one size, which a CUDA graph wants.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -39,7 +40,9 @@ class Sizes(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A plan's parts on one device, int64; see `Plan` and `Entry` for what they mean."""
+    """A plan's parts on one device; see `Plan` and `Entry` for what they mean. The first four are
+    int64, the rest int32.
+    """
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -50,6 +53,7 @@ class Packed(NamedTuple):
     num_rows: torch.Tensor
     first_pair: torch.Tensor
     deltas: torch.Tensor
+    lo: torch.Tensor  # 0: windows have yet to narrow it
     hi: torch.Tensor
     offsets: torch.Tensor
 
@@ -57,12 +61,12 @@ class Packed(NamedTuple):
         self, rotation: Rotation, window: int | None, runs: tuple[Run, ...] = ()
     ) -> BlockTable:
         """What layers with this rotation and window read; ``runs`` are those of the plan."""
-        lo = torch.zeros_like(self.hi)
+        lo = self.lo
         if window is not None:
             lo = (self.offsets - window + 1).clamp(min=0)
         cos, sin = rotation.table(self.deltas)
         ints = (self.pages, self.first_row, self.num_rows, self.first_pair, lo, self.hi)
-        return BlockTable(*(column.int() for column in ints), cos=cos, sin=sin, runs=runs)
+        return BlockTable(*ints, cos=cos, sin=sin, runs=runs)
 
 
 def pack(plan: Plan, sizes: Sizes) -> torch.Tensor:
@@ -72,11 +76,11 @@ def pack(plan: Plan, sizes: Sizes) -> torch.Tensor:
     first_pair = list(accumulate(counts, initial=0))
     if len(entries) < sizes.entries:
         counts.append(sizes.pairs - first_pair[-1])  # the first entry too many has the spare pairs
-    numbers: list[int] = []
+    numbers = array("q")
 
     def add(part: Sequence[int], size: int, fill: int = 0) -> None:
         numbers.extend(part)
-        numbers.extend([fill] * (size - len(part)))
+        numbers.extend(array("q", [fill]) * (size - len(part)))
 
     add(plan.tokens, sizes.rows)
     add(plan.positions, sizes.rows)
@@ -88,14 +92,18 @@ def pack(plan: Plan, sizes: Sizes) -> torch.Tensor:
     add([entry.first_row for entry in entries], sizes.entries)
     add(counts, sizes.entries)
     add(first_pair[: sizes.entries], sizes.entries)
-    for name in ("deltas", "hi", "offsets"):
-        add([number for entry in entries for number in getattr(entry, name)], sizes.pairs)
-    return torch.tensor(numbers)
+    add([delta for entry in entries for delta in entry.deltas], sizes.pairs)
+    add((), sizes.pairs)
+    add([hi for entry in entries for hi in entry.hi], sizes.pairs)
+    add([offset for entry in entries for offset in entry.offsets], sizes.pairs)
+    return torch.frombuffer(numbers, dtype=torch.int64)
 
 
 def unpack(numbers: torch.Tensor, sizes: Sizes) -> Packed:
     """Views of what `pack` put in a row."""
     rows, sampled, entries, pages, pairs = sizes
-    lengths = [rows] * 3 + [sampled, entries * pages] + [entries] * 3 + [pairs] * 3
-    parts = Packed(*numbers.split(lengths))
-    return parts._replace(pages=parts.pages.view(entries, pages))
+    indices = [rows, rows, rows, sampled]
+    columns = [entries * pages, entries, entries, entries, pairs, pairs, pairs, pairs]
+    *parts, rest = numbers.split([*indices, sum(columns)])
+    packed = Packed(*parts, *rest.int().split(columns))
+    return packed._replace(pages=packed.pages.view(entries, pages))

@@ -7,11 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from hogwild_kernels import native
-
-MOST_IN_A_HEAP = 1024
-"""Beyond this many the whole vocabulary is sorted."""
-
 
 class Ranking(NamedTuple):
     """Rows of logits in short.
@@ -41,9 +36,6 @@ def rank(logits: torch.Tensor, temperature: torch.Tensor, count: int) -> Ranking
         temperature: float32 ``[R]``, above 0.
         count: at most V.
     """
-    few = count <= MOST_IN_A_HEAP and logits.device.type == "cpu"
-    if few and native.build_error() is None:
-        return Ranking(*native.rank(logits.contiguous(), temperature, count))
     largest = logits.amax(dim=-1, keepdim=True)
     scaled = (logits - largest) / temperature[:, None]
     score, token = torch.topk(scaled, count, dim=-1)

@@ -16,6 +16,9 @@ import torch
 
 from hogwild_engine.errors import ModelRefusedError
 
+FEWEST_TURNS, MOST_TURNS = 1024, 1 << 16
+"""Sizes of a table that is kept of a rotation; 32 MB at most where heads have 128 dims."""
+
 
 @dataclass(frozen=True)
 class Rotation:
@@ -53,8 +56,46 @@ class Rotation:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of a turn by each delta, float32 ``[N, D/2]``, for dims in permuted order."""
         turns = torch.as_tensor(deltas, device=device)
+        if not turns.is_floating_point() and turns.device.type == "cpu":
+            try:
+                return self._kept.at(turns)
+            except IndexError:  # turned back, or further than any before
+                self._kept.reach(turns)
+        return self.computed(turns)
+
+    @cached_property
+    def _kept(self) -> _KeptTurns:
+        return _KeptTurns(self)
+
+    def computed(self, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `table` gives, nothing looked up."""
         angle = turns.double()[:, None] * _frequencies(self, turns.device)
         return angle.cos().float(), angle.sin().float()
+
+
+class _KeptTurns:
+    """cos and sin of the turns by 0, 1, 2 … on the CPU, where passes would compute few of them
+    many times.
+    """
+
+    def __init__(self, rotation: Rotation) -> None:
+        self._rotation = rotation
+        self._table = rotation.computed(torch.arange(FEWEST_TURNS))
+
+    def at(self, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of the table.
+
+        Raises:
+            IndexError: it does not reach that far.
+        """
+        cos, sin = self._table
+        return cos.index_select(0, turns), sin.index_select(0, turns)
+
+    def reach(self, turns: torch.Tensor) -> None:
+        """Grow to hold these turns, unless they are too many."""
+        wanted = 1 << int(turns.max()).bit_length()
+        if len(self._table[0]) < wanted <= MOST_TURNS:
+            self._table = self._rotation.computed(torch.arange(wanted))
 
 
 @lru_cache

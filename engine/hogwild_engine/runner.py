@@ -48,8 +48,8 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> torch.Tensor:
-        """Write the plan's rows to the cache and return the logits of its sampled rows, float32
-        ``[R, V]``.
+        """Write the plan's rows to the cache and return the logits of its sampled rows, ``[R, V]``
+        in the model's type.
         """
         started = time.perf_counter()
         logits = self._graphs.run(plan, self._run) if self._graphs else None
@@ -57,7 +57,7 @@ class Runner:
         if logits is None:
             sizes = Sizes.of(plan)
             logits = self._run(pack(plan, sizes), sizes, plan)
-        return logits[: len(plan.sampled)].float()
+        return logits[: len(plan.sampled)]
 
     def _run(self, numbers: torch.Tensor, sizes: Sizes, plan: Plan | None = None) -> torch.Tensor:
         """Run a packed plan; logits of its sampled rows, ``[R, V]``.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ LEAST_TEMPERATURE = 1e-6
 
 CANDIDATES = (64, 1024)
 """How many of the most probable tokens are looked at: first, and where a nucleus reaches further.
-The vocabulary is sorted where neither is enough.
+The vocabulary is sorted where neither is enough. native_ranking.h has the same numbers.
 """
 
 
@@ -84,19 +85,61 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     """Draw one token a row.
 
     Args:
-        logits: float32 ``[R, V]``; penalties, bans and grammars are applied in place.
+        logits: ``[R, V]``; penalties, bans and grammars may be applied in place.
         draws: one a row.
+
+    Raises:
+        FloatingPointError: a row's largest logit is not finite.
     """
-    _penalise(logits, draws)
-    _ban(logits, [frozenset(draw.banned) for draw in draws])
+    if any(draw.sampling.repetition_penalty != 1 for draw in draws):
+        logits = logits.float()
+        _penalise(logits, draws)
     forbid(logits, [draw.constraint for draw in draws])
+    compiled = logits.device.type == "cpu" and logits.dtype in native.DTYPES
+    if compiled and native.build_error() is None:
+        drawn = _draw_in_c(logits.contiguous(), draws)
+    else:
+        drawn = _draw(logits.float(), draws)
+    if any(isnan(probability) for _, probability in drawn):
+        raise FloatingPointError("the model's logits are not finite")
+    return drawn
+
+
+def _draw_in_c(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    tokens, probabilities = native.draw(
+        logits,
+        [
+            (0.0, 0, 1.0, 0.0, 0.0)
+            if draw.sampling.greedy
+            else (
+                s.temperature,
+                s.top_k,
+                s.top_p,
+                s.min_p,
+                uniform(s.seed, draw.writer, draw.index),
+            )
+            for draw in draws
+            for s in [draw.sampling]
+        ],
+        [draw.banned for draw in draws],
+    )
+    drawn = [Drawn(*pair) for pair in zip(tokens, probabilities, strict=True)]
+    undecided = [row for row, token in enumerate(tokens) if token < 0]
+    if undecided:
+        rest = _draw(logits[undecided].float(), [draws[row] for row in undecided])
+        for row, later in zip(undecided, rest, strict=True):
+            drawn[row] = later
+    return drawn
+
+
+def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    """On any device, and where the compiled code gives up. ``logits`` are float32."""
+    _ban(logits, [frozenset(draw.banned) for draw in draws])
     temperatures = [1.0 if draw.sampling.greedy else draw.sampling.temperature for draw in draws]
     widest = max((draw.sampling.top_k for draw in draws if draw.sampling.filters), default=0)
     filtered = any(draw.sampling.filters for draw in draws)
     width = _width(widest, logits.shape[1]) if filtered else 1
     ranking = rank(logits, _row(temperatures, logits), width)
-    if not bool(torch.isfinite(ranking.norm).all()):
-        raise FloatingPointError("the model's logits are not finite")
     tokens = ranking.token[:, 0].clone()
     for rows, pick in (
         ([row for row, d in enumerate(draws) if d.sampling.filters], _pick_filtered),
@@ -109,6 +152,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
             tokens[rows] = pick(*part, chosen)
     score = logits.gather(1, tokens[:, None])[:, 0]
     probabilities = torch.exp(score - ranking.norm)
+    probabilities[~ranking.norm.isfinite()] = torch.nan
     return [Drawn(*pair) for pair in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
 
 
@@ -161,8 +205,6 @@ def _pick_unfiltered(logits: torch.Tensor, ranking: Ranking, draws: Sequence[Dra
 
 def _pick(ranking: Ranking, draws: Sequence[Draw], vocabulary: int) -> torch.Tensor:
     """Draw from the ranked tokens; -1 where more of them are needed to decide."""
-    if ranking.score.device.type == "cpu" and native.build_error() is None:
-        return _pick_in_c(ranking, draws, vocabulary)
     settings = [draw.sampling for draw in draws]
     score, width = ranking.score, ranking.score.shape[1]
     top_k = torch.tensor([s.top_k or vocabulary for s in settings], device=score.device)[:, None]
@@ -184,21 +226,6 @@ def _pick(ranking: Ranking, draws: Sequence[Draw], vocabulary: int) -> torch.Ten
     last = kept.sum(dim=-1, keepdim=True) - 1
     picked = ranking.token.gather(1, torch.minimum(choice, last))[:, 0]
     return torch.where(decided, picked, -1)
-
-
-def _pick_in_c(ranking: Ranking, draws: Sequence[Draw], vocabulary: int) -> torch.Tensor:
-    settings = [
-        (s.top_k, s.top_p, s.min_p, uniform(s.seed, draw.writer, draw.index))
-        for draw in draws
-        for s in [draw.sampling]
-    ]
-    return native.pick(
-        ranking.score.contiguous(),
-        ranking.token.contiguous(),
-        ranking.whole.contiguous(),
-        vocabulary,
-        torch.tensor(settings, dtype=torch.float32),
-    )
 
 
 def _noise(draws: Sequence[Draw], like: torch.Tensor) -> torch.Tensor:

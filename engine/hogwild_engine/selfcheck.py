@@ -185,7 +185,7 @@ def _blockwise(runner: Runner, ids: list[int], *, turned: bool, long: bool = Fal
                 plan.long = [range(stop - start)] if long else []
                 if not turned:
                     plan.entries = [_unturned(entry) for entry in plan.entries]
-                logits.append(runner.run(plan))
+                logits.append(runner.run(plan).float())
     finally:
         for block in blocks:
             block.release()

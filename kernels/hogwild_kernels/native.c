@@ -221,6 +221,8 @@ typedef struct {
   float *lse;
 } Scratch;
 
+#include "native_ranking.h"
+
 #define NAME(name) name##_f32
 #define STORED float
 #define LOAD load_f32
@@ -228,6 +230,7 @@ typedef struct {
 #define DOTS 0
 #include "native_attention.h"
 #include "native_rows.h"
+#include "native_draw.h"
 #define WHOLE 0
 #define SUM vec
 #define DOT DOT_FLOATS
@@ -272,6 +275,7 @@ typedef struct {
 #endif
 #include "native_attention.h"
 #include "native_rows.h"
+#include "native_draw.h"
 #define WHOLE 0
 #define SUM vec
 #define DOT DOT_BF16
@@ -295,5 +299,3 @@ typedef struct {
 #define NAME(name) name##_bf16
 #define WHOLE_MATRIX matrix_int8_bf16
 #include "native_layers.h"
-
-#include "native_ranking.h"

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from array import array
+from collections.abc import Collection, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -16,8 +19,8 @@ from hogwild_kernels import reference
 from hogwild_kernels.native_build import BuildError, build_error, library
 from hogwild_kernels.table import BlockTable
 
-__all__ = ["BuildError", "Job", "add_norm", "attend", "block_attention", "build_error", "has_tiles"]
-__all__ += ["job_for", "merge_states", "move_kv", "num_threads", "pick", "rank", "refusal"]
+__all__ = ["BuildError", "Job", "add_norm", "attend", "block_attention", "build_error", "draw"]
+__all__ += ["has_tiles", "job_for", "merge_states", "move_kv", "num_threads", "refusal"]
 __all__ += ["rotate_write", "silu_mul", "write_kv"]
 
 merge_states = reference.merge_states
@@ -235,53 +238,37 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     _function("silu_mul", out.dtype)(gate_up.data_ptr(), *out.shape, out.data_ptr(), num_threads())
 
 
-def rank(
-    x: torch.Tensor, temperature: torch.Tensor, count: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The largest numbers of each row, in order, and the row's normalisers.
+def draw(
+    logits: torch.Tensor,
+    settings: Sequence[Sequence[float]],
+    banned: Sequence[Collection[int]],
+) -> tuple[list[int], list[float]]:
+    """Draw a token a row.
 
     Args:
-        x: float32 ``[R, V]``, contiguous.
-        temperature: float32 ``[R]``.
-        count: how many of each row, at most V.
+        logits: ``[R, V]``, contiguous; banned tokens become -inf in place.
+        settings: of each row: temperature (0 for the largest), top-k (0 for none), top-p, min-p,
+            and a number in [0, 1) that falls on the token.
+        banned: tokens that must not come, of each row.
 
     Returns:
-        ``(x - largest) / temperature`` of the ``count`` largest, float32 ``[R, count]``; where they
-        stand, int64 ``[R, count]``; ``log(sum(exp(x)))`` and ``log(sum(exp((x - largest) /
-        temperature)))``, float32 ``[R]``.
+        Tokens, -1 where more than the 1,024 most probable would be needed to tell; and their
+        probabilities at temperature 1 before any filter, NaN where the row has no finite largest.
     """
-    rows = x.shape[0]
-    score, token = torch.empty(rows, count), torch.empty((rows, count), dtype=torch.int64)
-    norm, whole = torch.empty(rows), torch.empty(rows)
-    made = (tensor.data_ptr() for tensor in (score, token, norm, whole))
-    _function("rank", x.dtype)(
-        x.data_ptr(), *x.shape, temperature.data_ptr(), count, *made, num_threads()
+    rows, vocabulary = logits.shape
+    ids = array("q", [index for row in banned for index in row])
+    ends = array("i", accumulate(map(len, banned)))
+    numbers = array("f", chain.from_iterable(settings))
+    token, probability = array("q", bytes(8 * rows)), array("f", bytes(4 * rows))
+    columns = (ids, ends, numbers, token, probability)
+    _function("draw", logits.dtype)(
+        logits.data_ptr(),
+        rows,
+        vocabulary,
+        *(column.buffer_info()[0] for column in columns),
+        num_threads(),
     )
-    return score, token, norm, whole
-
-
-def pick(
-    score: torch.Tensor,
-    token: torch.Tensor,
-    whole: torch.Tensor,
-    vocabulary: int,
-    settings: torch.Tensor,
-) -> torch.Tensor:
-    """Which ranked token each row draws, int64 ``[R]``; -1 where more of them are needed to tell.
-
-    Args:
-        score: of `rank`, as are the next two; contiguous.
-        token: see above.
-        whole: see above.
-        vocabulary: how many tokens there are.
-        settings: float32 ``[R, 4]``: top-k (0 for none), top-p, min-p, a number in [0, 1).
-    """
-    picked = torch.empty(len(score), dtype=torch.int64)
-    given = (tensor.data_ptr() for tensor in (score, token, whole))
-    _function("pick", score.dtype)(
-        *given, *score.shape, vocabulary, settings.data_ptr(), picked.data_ptr()
-    )
-    return picked
+    return token.tolist(), probability.tolist()
 
 
 def num_threads() -> int:
@@ -295,8 +282,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rotate_write": (*(_POINTER,) * 4, _FLOAT, *(_POINTER,) * 5),
     "add_norm": (*(_POINTER,) * 3, _FLOAT, _INT, _INT, _POINTER, _INT),
     "silu_mul": (_POINTER, _INT, _INT, _POINTER, _INT),
-    "pick": (*(_POINTER,) * 3, _INT, _INT, ctypes.c_int64, _POINTER, _POINTER),
-    "rank": (_POINTER, _INT, ctypes.c_int64, _POINTER, _INT, *(_POINTER,) * 4, _INT),
+    "draw": (_POINTER, _INT, ctypes.c_int64, *(_POINTER,) * 5, _INT),
 }
 
 

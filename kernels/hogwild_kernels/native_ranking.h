@@ -1,128 +1,85 @@
-// Sampling: the most probable tokens of rows of logits, and which of them is drawn.
+// The largest of many numbers: a heap whose root is the worst of the best.
 
-// Ranking of a row of logits: a heap whose root is the worst of the best.
+// Beyond MOST_RANKED sampling.py sorts whole rows.
+enum { FEW_RANKED = 64, MOST_RANKED = 1024 };
 
-INLINE int is_worse(float a, int64_t at_a, float b, int64_t at_b) {
-  return a < b || (a == b && at_a > at_b);
+typedef struct {
+  int size;
+  float score[MOST_RANKED];
+  int64_t token[MOST_RANKED];  // where the scores stand
+} Ranking;
+
+// Whether a comes after b; of equals the later one.
+INLINE int is_worse(const Ranking *best, int a, int b) {
+  const float *score = best->score;
+  return score[a] < score[b] || (score[a] == score[b] && best->token[a] > best->token[b]);
 }
 
-static void sink(float *score, int64_t *token, int size) {
+INLINE void swap(Ranking *best, int a, int b) {
+  float score = best->score[a];
+  int64_t token = best->token[a];
+  best->score[a] = best->score[b], best->token[a] = best->token[b];
+  best->score[b] = score, best->token[b] = token;
+}
+
+static void sink(Ranking *best, int size) {
   for (int i = 0;;) {
     int worst = i, left = 2 * i + 1;
     for (int child = left; child < left + 2 && child < size; child++)
-      if (is_worse(score[child], token[child], score[worst], token[worst])) worst = child;
+      if (is_worse(best, child, worst)) worst = child;
     if (worst == i) return;
-    float x = score[i];
-    int64_t t = token[i];
-    score[i] = score[worst], token[i] = token[worst];
-    score[worst] = x, token[worst] = t;
+    swap(best, i, worst);
     i = worst;
   }
 }
 
-static void rise(float *score, int64_t *token, int i) {
-  for (; i; i = (i - 1) / 2) {
-    int up = (i - 1) / 2;
-    if (!is_worse(score[i], token[i], score[up], token[up])) return;
-    float x = score[i];
-    int64_t t = token[i];
-    score[i] = score[up], token[i] = token[up];
-    score[up] = x, token[up] = t;
+static void rise(Ranking *best) {
+  for (int i = best->size - 1; i && is_worse(best, i, (i - 1) / 2); i = (i - 1) / 2)
+    swap(best, i, (i - 1) / 2);
+}
+
+// Takes a number in if it is among the `count` largest so far.
+static void take_in(Ranking *best, int count, float score, int64_t token) {
+  if (best->size < count) {
+    best->score[best->size] = score, best->token[best->size] = token;
+    best->size++;
+    rise(best);
+  } else if (score > best->score[0]) {
+    best->score[0] = score, best->token[0] = token;
+    sink(best, count);
   }
 }
 
-static void rank_row(const float *x, int64_t width, float temperature, int count, float *score,
-                     int64_t *token, float *norm, float *whole) {
-  int size = 0;
-  for (int64_t i = 0; i < width; i += LANES) {
-    int lanes = width - i < LANES ? (int)(width - i) : LANES;
-    if (lanes == LANES) {
-      vec block = load_f32(x + i);
-      if (size == count && !exceeds(block, score[0])) continue;
-    }
-    for (int lane = 0; lane < lanes; lane++) {
-      float value = x[i + lane];
-      if (size < count) {
-        score[size] = value, token[size] = i + lane;
-        rise(score, token, size++);
-      } else if (value > score[0]) {
-        score[0] = value, token[0] = i + lane;
-        sink(score, token, size);
-      }
-    }
+// The best first.
+static void put_in_order(Ranking *best) {
+  for (int last = best->size - 1; last > 0; last--) {
+    swap(best, 0, last);
+    sink(best, last);
   }
-  while (size > 1) {
-    float worst = score[0];
-    int64_t at = token[0];
-    size--;
-    score[0] = score[size], token[0] = token[size];
-    score[size] = worst, token[size] = at;
-    sink(score, token, size);
-  }
-  float most = score[0];
-  vec plain = splat(0), cooled = splat(0);
-  float cooling = 1.0f / temperature;
-  float tail[LANES];
-  for (int64_t i = 0; i < width; i += LANES) {
-    vec block;
-    if (width - i < LANES) {
-      for (int lane = 0; lane < LANES; lane++) tail[lane] = i + lane < width ? x[i + lane] : -INFINITY;
-      block = load_f32(tail);
-    } else {
-      block = load_f32(x + i);
-    }
-    block = (block - most) * LOG2E;
-    plain += power_of_two(block);
-    cooled += power_of_two(block * cooling);
-  }
-  *norm = most + logf(sum(plain));
-  *whole = logf(sum(cooled));
-  for (int i = 0; i < count; i++) score[i] = (score[i] - most) * cooling;
 }
 
-// The `count` largest of each row x [R, width], in order: score [R, count] is their distance from
-// the largest over the row's temperature, token [R, count] where they stand. norm [R] is the log of
-// the sum of exp(x), whole [R] that of exp((x - largest) / temperature).
-void rank_f32(const float *x, int rows, int64_t width, const float *temperature, int count,
-              float *score, int64_t *token, float *norm, float *whole, int threads) {
-  threads = num_workers(threads < rows ? threads : rows);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (int row = 0; row < rows; row++)
-    rank_row(x + row * width, width, temperature[row], count, score + (int64_t)row * count,
-             token + (int64_t)row * count, norm + row, whole + row);
-}
-
-// Which of a row's ranked tokens a number in 0 ... 1 falls on, among those that top_k, top_p and
-// min_p keep; -1 where more than `count` of them would be needed to tell.
-static int64_t pick_row(const float *score, const int64_t *token, float whole, int count,
-                        int64_t vocabulary, const float *settings) {
-  float top_k = settings[0], top_p = settings[1], min_p = settings[2], noise = settings[3];
-  int limited = top_k > 0 && top_k <= count, size = limited ? (int)top_k : count, kept = 0;
+// Where a number in 0 ... 1 falls among the ranked tokens that top_k, top_p and min_p keep; -1
+// where more of the `width` tokens would be needed to tell. Scores are distances from the largest
+// over the temperature; `whole` is the sum of exp(score) over all tokens.
+static int pick(const Ranking *best, float whole, int64_t width, float top_k, float top_p,
+                float min_p, float noise) {
+  int limited = top_k > 0 && top_k <= best->size, kept = 0;
+  int size = limited ? (int)top_k : best->size;
   if (limited) {
-    float sum = 0;
-    for (int i = 0; i < size; i++) sum += expf(score[i]);
-    whole = logf(sum);
+    whole = 0;
+    for (int i = 0; i < size; i++) whole += expf(best->score[i]);
   }
-  float total = 0, first = expf(score[0] - whole);
+  float total = 0, first = expf(best->score[0]);
   for (; kept < size; kept++) {
-    float share = expf(score[kept] - whole);
-    if (kept && !(total < top_p && share >= min_p * first)) break;
-    total += share;
+    float weight = expf(best->score[kept]);
+    if (kept && !(total < top_p * whole && weight >= min_p * first)) break;
+    total += weight;
   }
-  if (!limited && kept == count && count < vocabulary) return -1;
+  if (!limited && kept == size && size < width) return -1;
   float mass = 0;
   for (int i = 0; i < kept; i++) {
-    mass += expf(score[i] - whole);
-    if (mass > noise * total) return token[i];
+    mass += expf(best->score[i]);
+    if (mass > noise * total) return i;
   }
-  return token[kept - 1];
-}
-
-// score, token [R, count] and whole [R] as rank_f32 leaves them; settings [R, 4]: top_k (0 for
-// none), top_p, min_p, a number in 0 ... 1.
-void pick_f32(const float *score, const int64_t *token, const float *whole, int rows, int count,
-              int64_t vocabulary, const float *settings, int64_t *picked) {
-  for (int row = 0; row < rows; row++)
-    picked[row] = pick_row(score + (int64_t)row * count, token + (int64_t)row * count, whole[row],
-                           count, vocabulary, settings + 4 * row);
+  return kept - 1;
 }
