@@ -63,9 +63,9 @@ def pack_message(pack: Sequence[FunctionTask]) -> str:
     """
     asked = "\n\n".join(f"{place}. {_in_words(task)}" for place, task in enumerate(pack, 1))
     return (
-        "Write these Python functions. Each function's body starts with one comment line that says "
-        "how it finds the result. Mind the edge cases. The standard library is imported already. "
-        f"Leave out docstrings and examples.\n\n{asked}"
+        "Write these Python functions, complete and correct. The standard library is imported "
+        "already. Short comments say what each step of a function does. Leave out docstrings and "
+        f"examples.\n\n{asked}"
     )
 
 

@@ -15,6 +15,7 @@ Meant for Qwen2.5-Coder; the embedded model writes few functions that pass.
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -44,11 +45,12 @@ from recipes.starter_tasks import STARTER_TASKS
 from recipes.transcript import Record, extract_functions, transcript_at
 
 Pack = Sequence[FunctionTask]
-RunPack = Callable[[str | None, Pack, int, int | None, int, int], list[Record]]
 
 
 class Arm(NamedTuple):
-    """One row of the table: how many workers, and whether they see each other."""
+    """One row of the table: how many workers, 1 for the plain model, and how many steps pass until
+    others see a token, None for never.
+    """
 
     label: str
     workers: int
@@ -63,6 +65,9 @@ class Run(NamedTuple):
     seed: int
 
 
+RunPack = Callable[[str | None, Run, float, int], list[Record]]
+
+
 class Score(NamedTuple):
     """What a run had reached: for every budget, each task's verdict by name."""
 
@@ -71,42 +76,33 @@ class Score(NamedTuple):
     verdicts: dict[int, dict[str, Verdict]]
 
 
-def run_pack(
-    model: str | None,
-    pack: Pack,
-    workers: int,
-    sync_interval: int | None,
-    seed: int,
-    max_steps: int,
-) -> list[Record]:
-    """Let `workers` write the functions of `pack` and record who wrote what in which step.
+def run_pack(model: str | None, run: Run, temperature: float, max_steps: int) -> list[Record]:
+    """Let workers write a pack and record who wrote what in which step.
 
     Args:
         model: Hub id, folder or GGUF file; None for the embedded model.
-        pack: Its message is `pack_message(pack)`.
-        workers: 1 is the plain model.
-        sync_interval: Steps until others see a token; None for never.
-        seed: Of the sampling.
+        run: What is written, and by whom.
+        temperature: Of the sampling, as is the run's seed.
         max_steps: Sequential forward passes of the parallel phase.
     """
     engine = REGISTRY.get(EngineConfig(model or EMBEDDED_MODEL))
-    team = make_workers(workers)
+    team = make_workers(run.arm.workers)
     request = Request(
-        ({"role": "user", "content": pack_message(pack)},),
+        ({"role": "user", "content": pack_message(run.pack)},),
         team,
         protocol="code",
-        sync_interval=sync_interval,
+        sync_interval=run.arm.sync_interval,
         answer="join",
         max_steps=max_steps,
         max_tokens=max_steps,
-        sampling=SamplingParams(temperature=0.6, top_p=0.9, seed=seed),
+        sampling=SamplingParams(temperature=temperature, top_p=0.9, seed=run.seed),
     )
     number = {worker.name: place for place, worker in enumerate(team)}
     records = []
     for event in engine.submit(request):
         if isinstance(event, events.Token):
             records.append(Record(event.step, number[event.worker], event.paragraph, event.text))
-        elif isinstance(event, events.AnswerToken) and workers == 1:
+        elif isinstance(event, events.AnswerToken) and len(team) == 1:
             records.append(Record(event.index, 0, 1, event.text))
     return records
 
@@ -130,7 +126,8 @@ def main(argv: Sequence[str] | None = None, run_pack: RunPack = run_pack) -> int
         for seed in range(options.seeds)
     ]
     sandbox, console = Sandbox(), Console(stderr=True)
-    written = finished(runs, options.parallel, run_pack, options.model, budgets[-1])
+    settings = (options.temperature, budgets[-1])
+    written = finished(runs, options.parallel, lambda run: run_pack(options.model, run, *settings))
     scores: list[Score] = []
     try:
         for run, records in track(written, "writing", len(runs), console=console):
@@ -169,6 +166,13 @@ def command_line() -> argparse.ArgumentParser:
     add("--pack", type=count, default=4, metavar="N", help="functions a message (default: 4)")
     add("--packs", type=count, metavar="N", help="only the first N packs (default: all)")
     add("--seeds", type=count, default=2, metavar="N", help="runs of each pack (default: 2)")
+    add(
+        "--temperature",
+        type=temperature,
+        default=0.2,
+        metavar="T",
+        help="of the sampling (default: 0.2, as single samples of code are usually judged)",
+    )
     add("--parallel", type=count, default=4, metavar="N", help="runs at once (default: 4)")
     add("--json", type=Path, metavar="FILE", help="write counts, verdicts and texts to FILE")
     return parser
@@ -178,6 +182,14 @@ def count(text: str) -> int:
     """An argument that is a whole number above zero."""
     number = int(text)
     if number < 1:
+        raise ValueError
+    return number
+
+
+def temperature(text: str) -> float:
+    """An argument that is a temperature."""
+    number = float(text)
+    if not 0 <= number < math.inf:
         raise ValueError
     return number
 
@@ -209,23 +221,12 @@ def arms_of(worker_counts: Sequence[int]) -> list[Arm]:
 
 
 def finished(
-    runs: Sequence[Run], parallel: int, run_pack: RunPack, model: str | None, max_steps: int
+    runs: Sequence[Run], parallel: int, write: Callable[[Run], list[Record]]
 ) -> Iterator[tuple[Run, list[Record]]]:
     """Write the packs, `parallel` of them in the same passes, and yield each run as it ends."""
     pool = ThreadPoolExecutor(parallel)
     try:
-        waiting = {
-            pool.submit(
-                run_pack,
-                model,
-                run.pack,
-                run.arm.workers,
-                run.arm.sync_interval,
-                run.seed,
-                max_steps,
-            ): run
-            for run in runs
-        }
+        waiting = {pool.submit(write, run): run for run in runs}
         for done in as_completed(waiting):
             yield waiting[done], done.result()
     finally:

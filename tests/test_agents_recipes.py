@@ -23,7 +23,7 @@ from recipes.function_task import (
 from recipes.sandbox import Sandbox
 from recipes.starter_tasks import STARTER_TASKS
 from recipes.transcript import Record, extract_functions, transcript_at
-from recipes.write_functions import Arm, Pack, Run, arms_of, main, score
+from recipes.write_functions import Arm, Run, arms_of, main, score
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -246,18 +246,14 @@ def test_no_cut_of_a_transcript_breaks_the_extraction():
 
 
 def one_step_a_line(
-    model: str | None,
-    pack: Pack,
-    workers: int,
-    sync_interval: int | None,
-    seed: int,
-    max_steps: int,
+    model: str | None, run: Run, temperature: float, max_steps: int
 ) -> list[Record]:
     """Workers that take every W-th task each and write a line a step; `only_once` comes wrong."""
-    written = []
+    assert (model, temperature) == (None, 0.2)
+    written, workers = [], run.arm.workers
     for worker in range(workers):
         step = 0
-        for paragraph, task in enumerate(pack[worker::workers], 1):
+        for paragraph, task in enumerate(run.pack[worker::workers], 1):
             code = RIGHT[task.name]
             if task.name == "only_once":
                 code = code.replace(*SUBTLY_WRONG[task.name])
@@ -271,7 +267,7 @@ def one_step_a_line(
 def test_a_runs_score_at_each_budget_is_that_of_the_text_then_written():
     pack = STARTER_TASKS[1:3]
     run = Run(Arm("plain", 1, 1), pack, seed=0)
-    scored = score(run, one_step_a_line(None, pack, 1, 1, 0, 99), [1, 3, 5, 99], Sandbox())
+    scored = score(run, one_step_a_line(None, run, 0.2, 99), [1, 3, 5, 99], Sandbox())
     reasons = {budget: [v.reason for v in scored.verdicts[budget].values()] for budget in (1, 99)}
     assert reasons == {1: ["not written"] * 2, 99: ["passed"] * 2}
     assert [v.passed for v in scored.verdicts[3].values()] == [True, False]
@@ -327,6 +323,8 @@ def test_a_failing_run_ends_the_recipe_with_its_error():
             ["--tasks", "nowhere.jsonl"],
             "a HumanEval .jsonl or .jsonl.gz file, got 'nowhere",
         ),
+        (["--temperature", "-1"], "--temperature: invalid temperature value: '-1'"),
+        (["--temperature", "nan"], "--temperature: invalid temperature value: 'nan'"),
         (["--json", "no/such/folder/x.json"], "--json: there is no folder 'no/such/folder'"),
         (["--workers", "0"], "invalid count value: '0'"),
         (["--steps", "many"], "invalid count value: 'many'"),

@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top-k that is the candidates": {"top_k": CANDIDATES[0]},
     "top-k beyond the first candidates": {"top_k": CANDIDATES[0] + 50},
     "top-k beyond all candidates": {"top_k": CANDIDATES[1] + 50},
+    "top-k beyond all candidates, top-p": {"top_k": CANDIDATES[1] + 50, "top_p": 0.5},
     "top-k beyond the vocabulary": {"top_k": 10 * VOCABULARY},
     "top-p": {"top_p": 0.9},
     "top-p of almost nothing": {"top_p": 1e-6},

@@ -71,7 +71,9 @@ static int64_t NAME(draw_row)(const STORED *x, int64_t width, const float *setti
   float most = best.score[0];
   NAME(add_up)(x, width, most, cooling, &plain, &cooled);
   int64_t token = best.token[0];
-  if (filters) {
+  if (filters && top_k > most_ranked && top_k < width) {
+    token = -1;
+  } else if (filters) {
     for (;;) {
       for (int i = 0; i < count; i++) best.score[i] = (best.score[i] - most) * cooling;
       int picked = pick(&best, cooled, width, top_k, top_p, min_p, noise);
