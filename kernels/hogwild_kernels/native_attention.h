@@ -303,7 +303,8 @@ void NAME(block_attention)(const Job *job, const STORED *q, const STORED *k, con
     for (int i = 0; i < count; i++) {
 #if TILES && DOTS
       if (job->tiles) {
-        run_task_by_tiles(job, q, k, v, tasks + i, state, &buffers.tiles);
+        const Task *next = i + team < count ? tasks + i + team : 0;
+        run_task_by_tiles(job, q, k, v, tasks + i, next, state, &buffers.tiles);
         continue;
       }
 #endif
