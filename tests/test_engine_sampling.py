@@ -286,3 +286,33 @@ def test_logits_that_are_no_numbers_are_an_error(
         setting = replace(NEUTRAL, **{**SETTINGS[name], "temperature": temperature})
         with pytest.raises(FloatingPointError, match="not finite"):
             sample(logits.clone(), [Draw(setting, 0, 0)] * 2)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.95}, {"top_k": 2**63 - 1, "top_p": 0.99}])
+def test_bans_outside_of_the_vocabulary_and_boundless_top_k_are_harmless(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(native, "build_error", lambda: "no C compiler")
+    memory = torch.zeros(3, VOCABULARY)  # flat: a nucleus is wider than what is ranked
+    draws = [Draw(replace(NEUTRAL, **options), 0, 0, banned={-1, 7, VOCABULARY, 10**12})]
+    sample(memory[1:2], draws)
+    assert (memory[[0, 2]] == 0).all()
+    assert memory[1, 7] == -torch.inf or not compiled
+    assert (memory[1, [0, -1]] == 0).all()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("options", [{"top_k": 20}, {"top_p": 0.5}, {"min_p": 0.3}], ids=str)
+def test_what_is_drawn_beside_a_row_does_not_settle_its_ties(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(native, "build_error", lambda: "no C compiler")
+    wide = Draw(replace(NEUTRAL, top_k=CANDIDATES[0] + 50), 9, 0)
+    for seed in range(40):
+        row = some_logits(seed).bfloat16().float()
+        draw = Draw(replace(NEUTRAL, seed=seed, **options), 0, 0)
+        [alone] = sample(row[None].clone(), [draw])
+        assert sample(row.repeat(2, 1), [draw, wide])[0] == alone

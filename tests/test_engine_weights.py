@@ -268,7 +268,7 @@ def test_frequencies_that_change_with_length_bound_the_context(rope: Any, length
 
 @pytest.mark.parametrize(
     ("stated", "of_tokenizer", "ends"),
-    [(2, 7, {2}), ([2, 5], 7, {2, 5}), (None, 7, {7}), (None, None, set())],
+    [(2, 7, {2}), ([2, 5], 7, {2, 5}), (None, 7, {7}), (None, None, set()), (-1, 7, set())],
 )
 def test_turns_end_as_generate_ends_them(stated: Any, of_tokenizer: Any, ends: set[int]) -> None:
     generation = SimpleNamespace(eos_token_id=stated)

@@ -275,6 +275,10 @@ BAD_ATTENTION: dict[str, tuple[str, Any]] = {
         "table.cos",
         lambda a: {"table": replaced(a["table"], cos=a["table"].cos[:, 1:])},
     ),
+    "hi has another dtype": (
+        "table.hi",
+        lambda a: {"table": replaced(a["table"], hi=a["table"].hi.long())},
+    ),
     "sin has another dtype": (
         "table.sin",
         lambda a: {"table": replaced(a["table"], sin=a["table"].sin.double())},

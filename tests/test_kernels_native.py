@@ -175,6 +175,25 @@ def test_huge_scores_stay_finite(q_scale: float) -> None:
 
 
 @pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [600, 40])
+def test_a_row_that_sees_nothing_but_nan_in_a_task_is_nan(length: int, dtype: torch.dtype) -> None:
+    """Tasks are cut at 512 tokens: the first row sees one of the first task's, the second none."""
+    hidden = length - 1 if length < 512 else 511
+    rows = [Row(0, [(0, hidden, length)]), Row(0, [(0, hidden + 1, length)]), Row(0, [(0, 0, 9)])]
+    case = Case((length,), rows, 2, 2, dtype=dtype, page_size=32)
+    case.k_pages[case.pages[0][hidden // 32], hidden % 32] = torch.nan
+    case.q[2, 0] = torch.nan
+    out, lse = case.run("native")
+    assert out[0].isnan().all()
+    assert lse[0].isnan().all()
+    assert out[1].isfinite().all()
+    assert out[2, 0].isnan().all()
+    assert lse[2, 0].isnan()
+    assert out[2, 1].isfinite().all()
+
+
+@pytest.mark.usefixtures("tiles")
 def test_a_key_that_is_not_a_number_shows() -> None:
     rows = [Row(0, [(0, 0, 40)]), Row(0, [(0, 0, 10)])]
     case = Case((40,), rows, 2, 2, dtype=torch.bfloat16)

@@ -124,9 +124,9 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _require_range("temperature", self.temperature, "a number of at least 0", 0)
+        _require_range("temperature", self.temperature, "a number from 0 to 1e6", 0, 1e6)
         _require_range("top_p", self.top_p, "a share in (0, 1]", 0, 1, open_below=True)
-        _require_range("top_k", self.top_k, "a whole number of at least 0", 0)
+        _require_range("top_k", self.top_k, "a whole number from 0 to 2**63 - 1", 0, MAX_SEED)
         _require_range("min_p", self.min_p, "a share in [0, 1]", 0, 1)
         _require_range(
             "repetition_penalty", self.repetition_penalty, "a number above 0", 0, open_below=True

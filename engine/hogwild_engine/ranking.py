@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,9 +22,6 @@ class Ranking(NamedTuple):
     token: torch.Tensor
     norm: torch.Tensor
     whole: torch.Tensor
-
-    def rows(self, rows: Sequence[int]) -> Ranking:
-        return Ranking(*(part[list(rows)] for part in self))
 
 
 def rank(logits: torch.Tensor, temperature: torch.Tensor, count: int) -> Ranking:

@@ -69,7 +69,8 @@ class Rotation:
 
     def computed(self, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What `table` gives, nothing looked up."""
-        angle = turns.double()[:, None] * _frequencies(self, turns.device)
+        known = (self.inv_freq, self.head_dim, self.sign, turns.device)
+        angle = turns.double()[:, None] * _frequencies(*known)
         return angle.cos().float(), angle.sin().float()
 
 
@@ -99,11 +100,13 @@ class _KeptTurns:
 
 
 @lru_cache
-def _frequencies(rotation: Rotation, device: torch.device) -> torch.Tensor:
+def _frequencies(
+    inv_freq: tuple[float, ...], head_dim: int, sign: int, device: torch.device
+) -> torch.Tensor:
     # Kept, as below: what is brought to the device anew each pass would wait for the device.
-    padded = torch.zeros(rotation.head_dim // 2, dtype=torch.float64)
-    padded[: len(rotation.inv_freq)] = torch.tensor(rotation.inv_freq, dtype=torch.float64)
-    return (padded * rotation.sign).to(device)
+    padded = torch.zeros(head_dim // 2, dtype=torch.float64)
+    padded[: len(inv_freq)] = torch.tensor(inv_freq, dtype=torch.float64)
+    return (padded * sign).to(device)
 
 
 def permute(x: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:

@@ -6,7 +6,7 @@ what else runs. The vocabulary is not sorted where its most probable tokens deci
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 from typing import NamedTuple
@@ -134,26 +134,38 @@ def _draw_in_c(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
 
 def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     """On any device, and where the compiled code gives up. ``logits`` are float32."""
-    _ban(logits, [frozenset(draw.banned) for draw in draws])
+    vocabulary = logits.shape[1]
+    _ban(logits, [frozenset(i for i in draw.banned if 0 <= i < vocabulary) for draw in draws])
+    drawn: dict[int, Drawn] = {}
+    ways = [_way(draw.sampling, vocabulary) for draw in draws]
+    for way in dict.fromkeys(ways):  # equal logits rank by how many are ranked
+        rows = [row for row, other in enumerate(ways) if other == way]
+        drawn |= zip(
+            rows, _draw_alike(logits[rows], [draws[row] for row in rows], *way), strict=True
+        )
+    return [drawn[row] for row in range(len(draws))]
+
+
+_Pick = Callable[[torch.Tensor, Ranking, Sequence[Draw]], torch.Tensor]
+
+
+def _way(sampling: Sampling, vocabulary: int) -> tuple[_Pick, int]:
+    """How a row is drawn, and how many of its tokens are ranked first."""
+    if sampling.filters:
+        return _pick_filtered, _width(min(sampling.top_k, vocabulary), vocabulary)
+    return (_pick_unfiltered if sampling.unfiltered else _pick_first), 1
+
+
+def _draw_alike(
+    logits: torch.Tensor, draws: Sequence[Draw], pick: _Pick, width: int
+) -> Iterator[Drawn]:
     temperatures = [1.0 if draw.sampling.greedy else draw.sampling.temperature for draw in draws]
-    widest = max((draw.sampling.top_k for draw in draws if draw.sampling.filters), default=0)
-    filtered = any(draw.sampling.filters for draw in draws)
-    width = _width(widest, logits.shape[1]) if filtered else 1
     ranking = rank(logits, _row(temperatures, logits), width)
-    tokens = ranking.token[:, 0].clone()
-    for rows, pick in (
-        ([row for row, d in enumerate(draws) if d.sampling.filters], _pick_filtered),
-        ([row for row, d in enumerate(draws) if d.sampling.unfiltered], _pick_unfiltered),
-    ):
-        if rows:
-            chosen = [draws[row] for row in rows]
-            every = len(rows) == len(draws)
-            part = (logits, ranking) if every else (logits[rows], ranking.rows(rows))
-            tokens[rows] = pick(*part, chosen)
+    tokens = pick(logits, ranking, draws)
     score = logits.gather(1, tokens[:, None])[:, 0]
     probabilities = torch.exp(score - ranking.norm)
     probabilities[~ranking.norm.isfinite()] = torch.nan
-    return [Drawn(*pair) for pair in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
+    return map(Drawn, tokens.tolist(), probabilities.tolist())
 
 
 def _width(least: int, vocabulary: int) -> int:
@@ -182,6 +194,10 @@ def _ban(logits: torch.Tensor, banned: Sequence[frozenset[int]]) -> None:
 # Each row goes the way of its own settings: what runs beside it must not change its token.
 
 
+def _pick_first(logits: torch.Tensor, ranking: Ranking, draws: Sequence[Draw]) -> torch.Tensor:
+    return ranking.token[:, 0]
+
+
 def _pick_filtered(logits: torch.Tensor, ranking: Ranking, draws: Sequence[Draw]) -> torch.Tensor:
     vocabulary = logits.shape[1]
     picked = _pick(ranking, draws, vocabulary)
@@ -207,7 +223,9 @@ def _pick(ranking: Ranking, draws: Sequence[Draw], vocabulary: int) -> torch.Ten
     """Draw from the ranked tokens; -1 where more of them are needed to decide."""
     settings = [draw.sampling for draw in draws]
     score, width = ranking.score, ranking.score.shape[1]
-    top_k = torch.tensor([s.top_k or vocabulary for s in settings], device=score.device)[:, None]
+    top_k = torch.tensor(
+        [min(s.top_k or vocabulary, vocabulary) for s in settings], device=score.device
+    )[:, None]
     limited = top_k <= width
     place = torch.arange(width, device=score.device)
     whole = ranking.whole[:, None]

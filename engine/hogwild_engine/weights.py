@@ -227,13 +227,13 @@ def context_len(model: Any, windows: Sequence[int | None] = ()) -> int:
 
 
 def end_tokens(generation: Any, tokenizer: Any) -> frozenset[int]:
-    """Ids that end a turn, as ``generate`` takes them."""
+    """Ids that end a turn, as ``generate`` takes them; -1 in a configuration stands for none."""
     ends = generation.eos_token_id
     if ends is None:
         ends = tokenizer.eos_token_id
     if ends is None:
         return frozenset()
-    return frozenset([ends] if isinstance(ends, int) else ends)
+    return frozenset(end for end in ([ends] if isinstance(ends, int) else ends) if end >= 0)
 
 
 def default_sampling(generation: Any) -> SamplingParams:

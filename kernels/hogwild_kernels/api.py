@@ -236,6 +236,9 @@ def _check_table(table: BlockTable, dim: int) -> None:
     for name in ("first_row", "num_rows", "first_pair"):
         column = getattr(table, name)
         check(column.shape == (count,), f"table.{name}", f"shape ({count},)", tuple(column.shape))
+    for name in ("pages", "first_row", "num_rows", "first_pair", "lo", "hi"):
+        column = getattr(table, name)
+        check(column.dtype == torch.int32, f"table.{name}", "dtype int32", column.dtype)
     wanted = (table.num_pairs, dim // 2)
     for name in ("cos", "sin"):
         angles = getattr(table, name)

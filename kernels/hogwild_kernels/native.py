@@ -114,7 +114,8 @@ def job_for(
         softcap: see `hogwild_kernels.block_attention`.
     """
     threads = num_threads()
-    key = ("native", q.shape, q.stride(), k_pages.stride(), scale, softcap, threads)
+    pages = (k_pages.shape, k_pages.stride())
+    key = ("native", q.shape, q.stride(), pages, scale, softcap, threads)
     kept = table.derived.get(key)
     if kept is None:
         columns = (table.pages, table.first_row, table.num_rows, table.first_pair)
@@ -152,6 +153,7 @@ def _check_bounds(table: BlockTable, num_rows: int, num_pages: int, page_size: i
     last_pair = int((table.first_pair + table.num_rows).max())
     seen = torch.where(table.lo < table.hi, table.hi, 0)
     inside = last_row <= num_rows and last_pair <= table.num_pairs
+    inside = inside and int(table.first_row.min()) >= 0 and int(table.first_pair.min()) >= 0
     inside = inside and int(seen.max()) <= table.pages.shape[1] * page_size
     first, last = (int(page) for page in table.pages.aminmax())
     if not (inside and first >= 0 and last < num_pages and int(table.lo.min()) >= 0):

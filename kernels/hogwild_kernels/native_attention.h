@@ -182,6 +182,8 @@ static void NAME(weigh)(const Job *job, NAME(Buffers) * b, const Task *task, int
         gained += weight;
         NAME(put_words)(b->weight[r] + part * LANES / PER_WORD, weight);
       }
+      // What is not a number compares with nothing: it must not look like nothing seen.
+      if (now == -INFINITY && isnan(sum(gained))) state.most[at] = NAN;
       float *total = state.total + at * LANES;
       if (b->rescale[r]) gained += b->rescale[r] * load_f32(total);
       store_f32(total, gained);
@@ -266,7 +268,8 @@ static void NAME(merge)(const Job *job, float *work, int team, const float *sink
       if (share[t]) x += share[t] / total * load_f32(state_of(job, work, t).acc + at * dim + i);
     STORE(out + ((int64_t)row * job->num_heads + head) * dim + i, x);
   }
-  lse[(int64_t)row * job->num_heads + head] = total > 0 ? most / LOG2E + logf(total) : -INFINITY;
+  lse[(int64_t)row * job->num_heads + head] =
+      total == 0 ? -INFINITY : most / LOG2E + logf(total);
 }
 
 #if TILES && DOTS

@@ -33,29 +33,29 @@ static void NAME(add_up)(const STORED *x, int64_t width, float most, float cooli
   *plain = sum(as_is), *cooled = sum(scaled);
 }
 
-// The token of a row on which a number in 0 ... 1 falls, in order of place.
+// What 16 tokens weigh.
+INLINE vec NAME(weights)(const STORED *x, int64_t left, float most, float cooling) {
+  return power_of_two((NAME(load_part)(x, left) - most) * LOG2E * cooling);
+}
+
+// The token of a row on which a number below 1 falls, in order of place.
 static int64_t NAME(walk)(const STORED *x, int64_t width, float most, float cooling, float noise) {
   double total = 0, mass = 0;
   for (int64_t i = 0; i < width; i += LANES)
-    total += sum(power_of_two((NAME(load_part)(x + i, width - i) - most) * LOG2E * cooling));
-  int64_t last = 0;
+    total += sum(NAME(weights)(x + i, width - i, most, cooling));
+  int64_t token = 0;
   for (int64_t i = 0; i < width; i += LANES) {
-    vec weight = power_of_two((NAME(load_part)(x + i, width - i) - most) * LOG2E * cooling);
+    vec weight = NAME(weights)(x + i, width - i, most, cooling);
     float block = sum(weight);
-    if (block > 0 && mass + block > noise * total) {
-      double before = mass;
-      for (int lane = 0; lane < LANES; lane++) {
-        before += weight[lane];
-        if (weight[lane] > 0) last = i + lane;
-        if (before > noise * total) return last;
-      }
+    if (mass + block <= noise * total) {
+      mass += block;
+      continue;
     }
-    if (block > 0)
-      for (int lane = 0; lane < LANES; lane++)
-        if (weight[lane] > 0) last = i + lane;
-    mass += block;
+    for (int lane = 0; lane < LANES && mass <= noise * total; lane++)
+      if (weight[lane] > 0) mass += weight[lane], token = i + lane;
+    break;
   }
-  return last;
+  return token;
 }
 
 static int64_t NAME(draw_row)(const STORED *x, int64_t width, const float *settings,
@@ -104,7 +104,7 @@ void NAME(draw)(STORED *x, int rows, int64_t width, const int64_t *banned, const
   for (int row = 0; row < rows; row++) {
     STORED *at = x + row * width;
     for (int i = row ? ends[row - 1] : 0; i < ends[row]; i++)
-      if (banned[i] < width) at[banned[i]] = banned_is[0];
+      if (banned[i] >= 0 && banned[i] < width) at[banned[i]] = banned_is[0];
     token[row] = NAME(draw_row)(at, width, settings + 5 * row, probability + row);
   }
 }

@@ -96,7 +96,7 @@ static void store_sums(const Job *job, State state, const RowGroup *g) {
     float *total = state.total + (g->at + i) * LANES;
     store_f32(total, splat(0));
     total[0] = g->total[i];
-    state.most[g->at + i] = g->most[i];
+    state.most[g->at + i] = isnan(g->total[i]) ? NAN : g->most[i];  // it must not look unseen
   }
   memcpy(state.acc + g->at * dim, g->acc, g->count * dim * sizeof(float));
 }
