@@ -167,7 +167,8 @@ typedef struct {
   int tiles, whole;
 } Matrix;
 
-// A thread takes as many columns at a time; up to DOT_ROWS rows go without tiles.
+// A thread takes as many columns at a time. Up to DOT_ROWS rows of whole numbers go without tiles:
+// their sums are the same. Those of other numbers would change with what else is in a pass.
 enum { COLUMNS = 64, DOT_ROWS = 4 };
 
 // Whether matrices are worth their code: 16 numbers are one register.

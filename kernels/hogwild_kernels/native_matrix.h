@@ -112,7 +112,7 @@ void NAME(matrix)(const Matrix *m, const STORED *x, int rows, STORED *out, int t
   words = whole, scales = row_scales;
 #endif
 #if TILES && defined(TILE_DOT)
-  int tiles = m->tiles && rows > DOT_ROWS, row_tiles = (rows + 15) / 16;
+  int tiles = m->tiles && (!WHOLE || rows > DOT_ROWS), row_tiles = (rows + 15) / 16;
   char *laid = tiles ? aligned_alloc(64, row_tiles * 16 * m->bytes) : 0;
 #endif
   threads = num_workers(threads);
