@@ -10,6 +10,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
+# A process for each core, up to four; threads of two processes would wait for each other's cores.
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
+
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 11) and \
 	"hogwild-agents needs Python 3.11 or newer and $(PYTHON) is %d.%d: try make PYTHON=python3.12" % v)'
 
@@ -27,10 +30,10 @@ demo: $(INSTALLED) ## Watch two workers divide a task, with the embedded model
 	@$(BIN)/hogwild demo
 
 test: lint ## Lint, check types and run the fast tests
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -m "not slow and not model and not gpu"
+	$(PYTEST) -m "not slow and not model and not gpu"
 
 test-all: lint ## The same with slow tests, and GPU tests where there is a GPU
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -m "not model"
+	$(PYTEST) -m "not model"
 
 test-models: $(INSTALLED) ## Test with a bigger model: MODEL=<hub id, folder or GGUF file>
 	HOGWILD_TEST_MODEL="$(MODEL)" $(BIN)/pytest -m model
