@@ -106,23 +106,8 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
 
 
 def _draw_in_c(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
-    tokens, probabilities = native.draw(
-        logits,
-        [
-            (0.0, 0, 1.0, 0.0, 0.0)
-            if draw.sampling.greedy
-            else (
-                s.temperature,
-                s.top_k,
-                s.top_p,
-                s.min_p,
-                uniform(s.seed, draw.writer, draw.index),
-            )
-            for draw in draws
-            for s in [draw.sampling]
-        ],
-        [draw.banned for draw in draws],
-    )
+    settings, banned = [_in_numbers(draw) for draw in draws], [draw.banned for draw in draws]
+    tokens, probabilities = native.draw(logits, settings, banned)
     drawn = [Drawn(*pair) for pair in zip(tokens, probabilities, strict=True)]
     undecided = [row for row, token in enumerate(tokens) if token < 0]
     if undecided:
@@ -130,6 +115,14 @@ def _draw_in_c(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         for row, later in zip(undecided, rest, strict=True):
             drawn[row] = later
     return drawn
+
+
+def _in_numbers(draw: Draw) -> tuple[float, float, float, float, float]:
+    """Temperature, top-k, top-p, min-p and the noise, as `native.draw` takes them."""
+    s = draw.sampling
+    if s.greedy:
+        return (0.0, 0, 1.0, 0.0, 0.0)
+    return (s.temperature, s.top_k, s.top_p, s.min_p, uniform(s.seed, draw.writer, draw.index))
 
 
 def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
@@ -140,9 +133,8 @@ def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     ways = [_way(draw.sampling, vocabulary) for draw in draws]
     for way in dict.fromkeys(ways):  # equal logits rank by how many are ranked
         rows = [row for row, other in enumerate(ways) if other == way]
-        drawn |= zip(
-            rows, _draw_alike(logits[rows], [draws[row] for row in rows], *way), strict=True
-        )
+        part = logits if len(rows) == len(draws) else logits[rows]
+        drawn |= zip(rows, _draw_alike(part, [draws[row] for row in rows], *way), strict=True)
     return [drawn[row] for row in range(len(draws))]
 
 
