@@ -8,6 +8,7 @@ import textwrap
 import traceback
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from io import TextIOWrapper
 from typing import Annotated, Literal
 
@@ -25,11 +26,15 @@ USAGE = """Several workers of one model write one answer at the same time, over 
 \b
 Examples:
   hogwild demo
+  hogwild run "Write Python functions: is_even(n), is_odd(n)." --protocol code --answer join
+  cat task.txt | hogwild run - --protocol code --json > events.jsonl
+  hogwild bench --context 512,2048 --workers 1,4
+
+\b
+The embedded model divides short lists of functions. For prose take a bigger one:
+  export HOGWILD_MODEL=Qwen/Qwen2.5-1.5B-Instruct
   hogwild run "Describe tea, coffee and cocoa, a short paragraph each." --workers 3
   hogwild run "Plan a day in Rome." --workers Ann,Ben --role "Ben=finds where to eat"
-  hogwild run "List ten uses of a brick." --model Qwen/Qwen2.5-1.5B-Instruct --seed 1
-  cat task.txt | hogwild run - --answer join --json > events.jsonl
-  hogwild bench --context 512,2048 --workers 1,4
 """
 
 app = typer.Typer(
@@ -59,6 +64,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return _exit_code(error)
 
 
+Threads = Annotated[
+    int | None,
+    typer.Option(help="Of the CPU. Default: torch's; fewer where other programs are busy."),
+]
 Model = Annotated[
     str,
     typer.Option(
@@ -108,6 +117,7 @@ def run(
     quantization: Annotated[
         Literal["none", "int8"], typer.Option(help="int8 is faster on the CPU and less exact.")
     ] = "none",
+    threads: Threads = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object an event.")
     ] = False,
@@ -125,17 +135,19 @@ def run(
         sampling=SamplingParams(temperature=temperature, top_p=top_p, seed=seed),
     )
     device = os.environ.get("HOGWILD_DEVICE") or "auto"
-    config = EngineConfig(model=model, quantization=quantization, device=device)
+    config = EngineConfig(
+        model=model, quantization=quantization, device=device, num_threads=threads
+    )
     _serve(config, request, as_json=as_json, debug=debug)
 
 
 @app.command()
-def demo(debug: Debug = False) -> None:
+def demo(threads: Threads = None, debug: Debug = False) -> None:
     """Watch two workers divide a task, with the embedded model."""
     from hogwild_agents.demo import CONFIG, REQUEST, TASK
 
     print(textwrap.fill(f"Task: {TASK}", 80), end="\n\n", flush=True)
-    _serve(CONFIG, REQUEST, debug=debug)
+    _serve(replace(CONFIG, num_threads=threads), REQUEST, debug=debug)
 
 
 @app.command()
@@ -147,7 +159,7 @@ def bench(
     workers: Annotated[str, typer.Option(help="Workers of each request.")] = "1,2,4,8",
     steps: Annotated[int, typer.Option(help="Decoding steps that are measured.")] = 32,
     repeats: Annotated[int, typer.Option(help="Rounds in which all take their turn.")] = 3,
-    threads: Annotated[int | None, typer.Option(help="Of the CPU. Default: torch's.")] = None,
+    threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     debug: Debug = False,
 ) -> None:

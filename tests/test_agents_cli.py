@@ -158,6 +158,8 @@ def test_what_needs_no_model_imports_no_heavy_library(args: list[str]) -> None:
         (["run", TASK, "--top-p", "2"], "top_p"),
         (["run", TASK, "--seed", "-1"], "seed"),
         (["run", TASK, "--model", ""], "model"),
+        (["run", TASK, "--threads", "0"], "num_threads"),
+        (["demo", "--threads", "-1"], "num_threads"),
     ],
 )
 def test_bad_usage_ends_with_2_and_one_line(hogwild: Hogwild, args: list[str], named: str) -> None:
