@@ -146,8 +146,9 @@ def demo(threads: Threads = None, debug: Debug = False) -> None:
     """Watch two workers divide a task, with the embedded model."""
     from hogwild_agents.demo import CONFIG, REQUEST, TASK
 
+    config = replace(CONFIG, num_threads=threads)
     print(textwrap.fill(f"Task: {TASK}", 80), end="\n\n", flush=True)
-    _serve(replace(CONFIG, num_threads=threads), REQUEST, debug=debug)
+    _serve(config, REQUEST, debug=debug)
 
 
 @app.command()
