@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import traffic
 from langchain_core.messages import HumanMessage
 from sequences import plain
 from stage import Stage
@@ -169,3 +170,12 @@ def sequence_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, 
         monkeypatch.setitem(varlen.BACKENDS, name, attend)
     yield calls
     prefill_implementation.cache_clear()
+
+
+@pytest.fixture
+def tidy_engine(tiny_engine: Callable[..., Engine]) -> Iterator[Engine]:
+    """A tiny engine that ends paragraphs and turns; every test must leave its pages free."""
+    engine = tiny_engine("llama", talkative=True)
+    yield engine
+    traffic.wait_until(lambda: traffic.pages_held(engine) == 0)
+    assert engine.stats().sessions == engine.stats().waiting == 0

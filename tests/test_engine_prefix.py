@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from rig import drawn_by_writer, model_of
 from test_engine_generate import generated
-from test_engine_sessions import gated, outcome, pages_held, requests, wait_until
 from tiny import FAMILIES, tiny_model
+from traffic import gated, outcome, pages_held, requests, wait_until
 
 from hogwild_engine import Engine, Protocol, Request, SamplingParams, make_workers
 from hogwild_engine.errors import SessionCancelledError, SessionFailedError

@@ -41,7 +41,9 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, name: str, ends: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._name = name
-        self._texts: dict[int, str] = {}  # of single ids
+        self._texts: dict[
+            int, str
+        ] = {}  # of single ids, which a detokenizer asks for again and again
         self._lock = (
             Lock()
         )  # a fast tokenizer must not be reconfigured while another thread uses it

@@ -15,7 +15,7 @@ QUANTIZATIONS = ("none", "int8")
 ATTENTIONS = ("auto", "reference", "cpu", "native", "triton")
 PREFILLS = ("auto", "flash", "varlen", "same")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-MAX_SEED = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +126,12 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _require_range("temperature", self.temperature, "a number from 0 to 1e6", 0, 1e6)
         _require_range("top_p", self.top_p, "a share in (0, 1]", 0, 1, open_below=True)
-        _require_range("top_k", self.top_k, "a whole number from 0 to 2**63 - 1", 0, MAX_SEED)
+        _require_range("top_k", self.top_k, "a whole number from 0 to 2**63 - 1", 0, MAX_INT64)
         _require_range("min_p", self.min_p, "a share in [0, 1]", 0, 1)
         _require_range(
             "repetition_penalty", self.repetition_penalty, "a number above 0", 0, open_below=True
         )
-        _require_range("seed", self.seed, "a whole number from 0 to 2**63 - 1", 0, MAX_SEED)
+        _require_range("seed", self.seed, "a whole number from 0 to 2**63 - 1", 0, MAX_INT64)
         for name in ("top_k", "seed"):
             value = getattr(self, name)
             require(value is None or type(value) is int, name, "a whole number", value)

@@ -28,7 +28,6 @@ class Detokenizer:
         self._ids = list(context[-4:])
         self._start = 0  # ids from here on are decoded together
         self._given = len(self._ids)  # ids before this one are given out
-        self._before: str | None = None  # text of the ids from the one to the other
 
     def add(self, token: int) -> str:
         """The text that ``token`` completes; empty where it waits or is hidden."""
@@ -42,10 +41,9 @@ class Detokenizer:
         return self._advance(final=True)
 
     def _advance(self, *, final: bool) -> str:
-        if self._before is None:
-            self._before = self._decode(self._ids[self._start : self._given])
-        before, text = self._before, self._decode(self._ids[self._start :])
+        before = self._decode(self._ids[self._start : self._given])
+        text = self._decode(self._ids[self._start :])
         if len(text) <= len(before) or (text.endswith("\ufffd") and not final):
             return ""
-        self._start, self._given, self._before = self._given, len(self._ids), None
+        self._start, self._given = self._given, len(self._ids)
         return text[len(before) :]

@@ -21,7 +21,7 @@ from hogwild_engine.calibration import CALIBRATION_TEXT
 from hogwild_engine.chat import ChatFormat
 from hogwild_engine.checked import CheckedModel
 from hogwild_engine.checked import check as checked_model
-from hogwild_engine.config import MAX_SEED, EngineConfig, SamplingParams
+from hogwild_engine.config import MAX_INT64, EngineConfig, SamplingParams
 from hogwild_engine.errors import (
     EngineClosedError,
     HogwildError,
@@ -227,7 +227,7 @@ class Engine:
 
     def _decide(self, asked: SamplingParams) -> Sampling:
         default = self.default_sampling
-        seed = asked.seed if asked.seed is not None else secrets.randbelow(MAX_SEED)
+        seed = asked.seed if asked.seed is not None else secrets.randbelow(MAX_INT64)
 
         def pick(name: str) -> Any:
             value = getattr(asked, name)

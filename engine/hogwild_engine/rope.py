@@ -56,7 +56,7 @@ class Rotation:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of a turn by each delta, float32 ``[N, D/2]``, for dims in permuted order."""
         turns = torch.as_tensor(deltas, device=device)
-        if not turns.is_floating_point() and turns.device.type == "cpu":
+        if len(turns) and turns.device.type == "cpu":
             try:
                 return self._kept.at(turns)
             except IndexError:  # turned back, or further than any before

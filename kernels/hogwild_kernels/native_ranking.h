@@ -1,4 +1,5 @@
-// The largest of many numbers: a heap whose root is the worst of the best.
+// The largest of many numbers, a heap whose root is the worst of the best; and which of them is
+// drawn.
 
 // Beyond MOST_RANKED sampling.py sorts whole rows.
 enum { FEW_RANKED = 64, MOST_RANKED = 1024 };
