@@ -203,7 +203,7 @@ def test_a_session_that_fails_while_sampling_gives_its_pages_back(
         raise ValueError("no such token")
 
     with monkeypatch.context() as patch:
-        patch.setattr("hogwild_engine.tidy_engine.sample", fail)
+        patch.setattr("hogwild_engine.engine.sample", fail)
         with pytest.raises(SessionFailedError, match="no such token"):
             tidy_engine.submit(requests()[0]).result(20)
 
