@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rig import Script
-from stage import PROSE, Stage, common_text, ends, history, own_text, steps
+from stage import END, PROSE, Stage, common_text, ends, history, own_text, steps
 
 from hogwild_engine import Protocol
 from hogwild_engine.protocol import CODE
@@ -143,23 +143,27 @@ def test_a_paragraph_that_says_nothing_never_enters_the_history(
 @pytest.mark.parametrize(
     ("stub", "body"),
     [
-        ("    pass\n```\n", " return a"),
-        ("    ...\n\n\n\n\n", " return a"),
-        ("```\n", "    return a"),
+        (["    pass\n```\n"], " return a"),
+        (["    ...\n\n\n\n\n"], " return a"),
+        (["```\n"], "    return a"),
+        (["    pass\n", END], " return a"),
+        ([END], "    return a"),
     ],
-    ids=["pass", "dots", "nothing"],
+    ids=["pass", "dots", "nothing", "pass-end-of-turn", "end-of-turn"],
 )
 def test_a_stub_is_rewound_to_its_missing_body_and_shows_nothing_before(
-    stage: Stage, stub: str, body: str
+    stage: Stage, stub: list[str | int], body: str
 ) -> None:
     head = "def add(a):\n    # Give it back\n"
-    texts: dict[str, list[str | int]] = {"Alice": [head + stub, body + "\n```\n"]}
+    texts: dict[str, list[str | int]] = {"Alice": [head, *stub, body + "\n```\n"]}
     script = stage.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
     while not script.writers[0].draft or not script.writers[0].draft.attempts:
         script.step()
+        assert not script.writers[0].done
     draft = script.writers[0].draft
     assert draft.text.rstrip() == "```python\n" + head.rstrip()
     assert set(draft.bans) == {len(draft.drawn)}
+    assert (END in draft.bans[len(draft.drawn)]) == (stub == [END])
     assert not [e for e in script.events if e.type == "token"]
     while not script.parallel.history:
         script.step()
@@ -167,6 +171,26 @@ def test_a_stub_is_rewound_to_its_missing_body_and_shows_nothing_before(
     shown = "".join(getattr(e, "text", "") for e in script.events if e.type == "token")
     assert shown == f"```python\n{head}    return a\n```"
     assert [p[2] for p in history(script)] == [shown]
+
+
+def test_the_fourth_end_of_turn_at_a_stub_ends_its_worker(stage: Stage) -> None:
+    texts: dict[str, list[str | int]] = {"Alice": ["def add(a):\n", END, END, END, END, "    no"]}
+    script = stage.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
+    while "Alice" not in ends(script):
+        script.step()
+        assert script.turns < 60
+    assert ends(script) == {"Alice": "repeats"}
+    assert not script.writers[0].block.tokens
+    assert not [e for e in script.events if e.type == "token"]
+
+
+def test_a_stub_ends_its_worker_where_the_protocol_rewinds_nothing(stage: Stage) -> None:
+    protocol = replace(CODE, stagger=9, max_repeats=None)
+    script = stage.script({"Alice": ["def add(a):\n", END]}, protocol=protocol)
+    while "Alice" not in ends(script):
+        script.step()
+        assert script.turns < 60
+    assert ends(script) == {"Alice": "end_of_turn"}
 
 
 def test_a_closed_fence_at_once_ends_the_worker(stage: Stage) -> None:

@@ -157,7 +157,7 @@ class ParallelPhase:
         writer.num_drawn += 1
         self._since_intervention += 1
         if drawn.token in self._chat.ends:
-            self._end_turn(writer, draft)
+            self._end_turn(writer, draft, drawn)
             return
         writer.seen.add(drawn.token)
         fresh = draft.add(drawn)
@@ -258,7 +258,7 @@ class ParallelPhase:
         )
         self._show(writer, writer.draft.show())
 
-    def _end_turn(self, writer: Writer, draft: Draft) -> None:
+    def _end_turn(self, writer: Writer, draft: Draft, drawn: Drawn) -> None:
         """The worker drew an end-of-turn token."""
         if draft.constraint is not None:
             self._end_bound(writer, draft, by_token=True)
@@ -267,6 +267,11 @@ class ParallelPhase:
         ends_session = self.protocol.end_of_turn == "ends_session"
         if says and not ends_session and self._stream is None:
             self._end_paragraph(writer, draft, len(draft.text), cut=True)
+            return
+        stub = None if says or ends_session else self._stub_end(draft, len(draft.text))
+        if stub is not None:  # it took something on
+            draft.add(drawn)
+            self._retry(writer, draft, min(stub, len(draft.drawn) - 1))
             return
         if says:
             self._keep(writer, draft, None, complete=True)
@@ -287,9 +292,7 @@ class ParallelPhase:
         """
         text = draft.text[:length]
         if self.protocol.max_repeats is not None and not self._says_something(draft, length):
-            stub = paragraphs.stub_end(text[len(draft.forced) :]) if self._code else None
-            within = 0 if stub is None else draft.tokens_within(len(draft.forced) + stub)
-            self._retry(writer, draft, within)
+            self._retry(writer, draft, self._stub_end(draft, length) or 0)
             return
         if not draft.settled and self._settle(writer, draft, ended=True):
             return
@@ -370,6 +373,16 @@ class ParallelPhase:
         whole_lines = draft.text.rfind("\n") + 1
         draft.settled = not self._code or self._says_something(draft, whole_lines)
         return False
+
+    def _stub_end(self, draft: Draft, length: int) -> int | None:
+        """How many drawn tokens lie before the missing body of the function that the first
+        ``length`` characters begin; ``None`` where they begin none, or nothing is ever rewound.
+        """
+        if not self._code or self.protocol.max_repeats is None:
+            return None
+        own = len(draft.forced)
+        stub = paragraphs.stub_end(draft.text[own:length])
+        return None if stub is None else draft.tokens_within(own + stub)
 
     def _retry(self, writer: Writer, draft: Draft, keep: int) -> None:
         """Rewind to behind the first ``keep`` drawn tokens, or let the worker go where that was
