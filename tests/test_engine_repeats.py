@@ -193,6 +193,18 @@ def test_a_stub_ends_its_worker_where_the_protocol_rewinds_nothing(stage: Stage)
     assert ends(script) == {"Alice": "end_of_turn"}
 
 
+def test_a_stub_in_the_stream_of_all_workers_is_never_rewound(stage: Stage) -> None:
+    texts: dict[str, list[str | int]] = {"Alice": ["def add(a):\n", END], "Bob": ["def sub(b):\n"]}
+    protocol = replace(CODE, stagger=0)
+    script = stage.script(texts, protocol=protocol, layout="arrival", max_steps=60)
+    while "Alice" not in ends(script):
+        before = list(script.writers[0].block.tokens)
+        script.step()
+        assert script.writers[0].block.tokens[: len(before)] == before
+        assert script.turns < 60
+    assert ends(script)["Alice"] == "end_of_turn"
+
+
 def test_a_closed_fence_at_once_ends_the_worker(stage: Stage) -> None:
     script = stage.script({"Alice": ["```\n"]}, protocol=replace(CODE, stagger=0))
     steps(script, 3)

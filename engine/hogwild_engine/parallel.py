@@ -376,9 +376,10 @@ class ParallelPhase:
 
     def _stub_end(self, draft: Draft, length: int) -> int | None:
         """How many drawn tokens lie before the missing body of the function that the first
-        ``length`` characters begin; ``None`` where they begin none, or nothing is ever rewound.
+        ``length`` characters begin; ``None`` where they begin none, or nothing is ever rewound, as
+        in a stream of all workers.
         """
-        if not self._code or self.protocol.max_repeats is None:
+        if not self._code or self.protocol.max_repeats is None or self._stream is not None:
             return None
         own = len(draft.forced)
         stub = paragraphs.stub_end(draft.text[own:length])
