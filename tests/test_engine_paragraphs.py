@@ -210,6 +210,11 @@ def test_content_is_more_than_marks(text: str, code: bool, says: bool) -> None:
         ("def f(n):\n    pass\n\ndef g(n):\n    pass\n```", "def f(n):\n    "),
         ("import os\n\ndef f(n):\n\n```\n", "import os\n\ndef f(n):\n"),
         ('def f(n):\n    """Counts."""\n```', 'def f(n):\n    """Counts."""\n'),
+        (
+            'def f(n):\n    """Counts.\n    ...\n    """\n',
+            'def f(n):\n    """Counts.\n    ...\n    """\n',
+        ),
+        ('def f(n):\n    """Counts.\n    pass\n', 'def f(n):\n    """Counts.\n    pass\n'),
         ("# def\nimport os\n```", None),
         ("pass\n```", None),
     ],

@@ -9,7 +9,7 @@ import pytest
 from rig import Script
 from stage import END, PROSE, Stage, common_text, ends, history, own_text, steps
 
-from hogwild_engine import Protocol
+from hogwild_engine import Grammar, Protocol
 from hogwild_engine.protocol import CODE
 
 
@@ -182,6 +182,34 @@ def test_the_fourth_end_of_turn_at_a_stub_ends_its_worker(stage: Stage) -> None:
     assert ends(script) == {"Alice": "repeats"}
     assert not script.writers[0].block.tokens
     assert not [e for e in script.events if e.type == "token"]
+
+
+def test_an_end_of_turn_behind_a_body_s_indent_leaves_the_indent(stage: Stage) -> None:
+    head = "def add(a):\n    # Give it back\n        "
+    texts: dict[str, list[str | int]] = {"Alice": [head, END, "return a\n```\n"]}
+    script = stage.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
+    while not script.parallel.history:
+        script.step()
+        assert script.turns < 60
+    assert [p[2] for p in history(script)] == [f"```python\n{head}return a\n```"]
+
+
+def test_what_a_grammar_ends_is_kept_even_where_it_says_nothing(stage: Stage) -> None:
+    grammar = Grammar("regex", r"def [a-z]+\(a\):\n( +(pass|return a)\n)?")
+    texts: dict[str, list[str | int]] = {
+        "Alice": ["def add(a):\n", END],
+        "Bob": ["def sub(a):\n    pass\n", END],
+    }
+    protocol = replace(CODE, stagger=0)
+    script = stage.script(texts, protocol=protocol, worker_grammar=grammar, max_steps=60)
+    while len(ends(script)) < 2:
+        script.step()
+        assert script.turns < 60
+    assert ends(script) == {"Alice": "end_of_turn", "Bob": "end_of_turn"}
+    assert {p[0]: p[2] for p in history(script)} == {
+        "Alice": "def add(a):",
+        "Bob": "def sub(a):\n    pass",
+    }
 
 
 def test_a_stub_ends_its_worker_where_the_protocol_rewinds_nothing(stage: Stage) -> None:

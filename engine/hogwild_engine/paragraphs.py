@@ -93,7 +93,8 @@ def stub_end(text: str) -> int | None:
     """
     start = end = 0
     begun = False
-    for line in text.splitlines(keepends=True):
+    without_docstrings = _DOCSTRING.sub(lambda found: re.sub(r"\S", "x", found.group()), text)
+    for line in without_docstrings.splitlines(keepends=True):
         found = _STUB_LINE.match(line.rstrip())
         begun = begun or bool(found and found["head"])
         if begun and found and found["nothing"]:

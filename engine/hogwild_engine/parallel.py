@@ -269,9 +269,11 @@ class ParallelPhase:
             self._end_paragraph(writer, draft, len(draft.text), cut=True)
             return
         stub = None if says or ends_session else self._stub_end(draft, len(draft.text))
-        if stub is not None:  # it took something on
+        if stub is not None and self._stream is None:  # it took something on
+            says_nothing = draft.text[stub:].strip()
+            keep = draft.tokens_within(stub) if says_nothing else len(draft.drawn)
             draft.add(drawn)
-            self._retry(writer, draft, min(stub, len(draft.drawn) - 1))
+            self._retry(writer, draft, keep)
             return
         if says:
             self._keep(writer, draft, None, complete=True)
@@ -291,8 +293,10 @@ class ParallelPhase:
         beyond.
         """
         text = draft.text[:length]
-        if self.protocol.max_repeats is not None and not self._says_something(draft, length):
-            self._retry(writer, draft, self._stub_end(draft, length) or 0)
+        rewinds = self.protocol.max_repeats is not None and draft.constraint is None
+        if rewinds and not self._says_something(draft, length):
+            stub = self._stub_end(draft, length)
+            self._retry(writer, draft, 0 if stub is None else draft.tokens_within(stub))
             return
         if not draft.settled and self._settle(writer, draft, ended=True):
             return
@@ -375,15 +379,14 @@ class ParallelPhase:
         return False
 
     def _stub_end(self, draft: Draft, length: int) -> int | None:
-        """How many drawn tokens lie before the missing body of the function that the first
-        ``length`` characters begin; ``None`` where they begin none, or nothing is ever rewound, as
-        in a stream of all workers.
+        """Where in the text the body is missing of the function that its first ``length``
+        characters begin; ``None`` where they begin none, or nothing is ever rewound.
         """
-        if not self._code or self.protocol.max_repeats is None or self._stream is not None:
+        if not self._code or self.protocol.max_repeats is None:
             return None
         own = len(draft.forced)
         stub = paragraphs.stub_end(draft.text[own:length])
-        return None if stub is None else draft.tokens_within(own + stub)
+        return None if stub is None else own + stub
 
     def _retry(self, writer: Writer, draft: Draft, keep: int) -> None:
         """Rewind to behind the first ``keep`` drawn tokens, or let the worker go where that was

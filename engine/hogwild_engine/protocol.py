@@ -50,9 +50,8 @@ class Protocol:
         end_of_turn: a worker's end-of-turn token "ends_session", or "ends_paragraph" where text
             stands before it.
         guards_headers: text that starts another worker's header is cut and ends the paragraph.
-        max_repeats: how often a paragraph that opens like another one is rewound before its worker
-            is done;
-            ``None``: repeats are allowed.
+        max_repeats: how often a paragraph that opens like another one, or says nothing, is rewound
+            before its worker is done; ``None``: nothing is rewound.
         intervention: put in a worker's mouth at the start of a paragraph.
         intervention_tokens: how many tokens of all workers lie between two interventions; ``None``:
             none.
