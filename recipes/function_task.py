@@ -58,27 +58,40 @@ def packs_of(tasks: Sequence[FunctionTask], size: int) -> list[tuple[FunctionTas
 def pack_message(pack: Sequence[FunctionTask]) -> str:
     """One user message that asks for every function of the pack.
 
-    Specifications are given as text, not as code: shown code with docstrings, small models copy it
-    and spend most of a short budget on that.
+    Specifications are given as text, not as code, and without annotations: what is shown as code,
+    small models copy, and spend a short budget on it. How to write comes last, where it is followed
+    best; plain loops are asked for, because their one-line expressions are wrong more often.
     """
     asked = "\n\n".join(f"{place}. {_in_words(task)}" for place, task in enumerate(pack, 1))
     return (
-        "Write these Python functions, complete and correct. The standard library is imported "
-        "already. Short comments say what each step of a function does. Leave out docstrings and "
-        f"examples.\n\n{asked}"
+        "Write these Python functions. The standard library is imported already."
+        f"\n\n{asked}\n\n"
+        "Each function must be complete and correct and do exactly what its description says. "
+        "Use plain loops and conditions. Short comments say what each step does. "
+        "Leave out docstrings and examples."
     )
 
 
 def _in_words(task: FunctionTask) -> str:
-    """Signature and docstring of the function, and the helpers that its spec brings."""
+    """Name, parameters and docstring of the function, and the helpers that its spec brings.
+
+    Raises:
+        ValueError: The spec does not define the function once.
+        SyntaxError: The spec is not Python.
+    """
     statements = ast.parse(f"{task.spec.rstrip()}\n    pass\n").body
-    (function,) = (
+    found = [
         node
         for node in statements
         if isinstance(node, ast.FunctionDef) and node.name == task.entry_point
-    )
-    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
-    signature = f"`{function.name}({ast.unparse(function.args)}){returns}`"
+    ]
+    if len(found) != 1:
+        raise ValueError(f"spec: expected one function {task.entry_point!r}, got {len(found)}")
+    function = found[0]
+    for node in ast.walk(function.args):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    signature = f"`{function.name}({ast.unparse(function.args)})`"
     helpers = [
         ast.unparse(node)
         for node in statements
@@ -120,7 +133,9 @@ def _even_task(line: str, where: str) -> FunctionTask | None:
         entry = json.loads(line)
         if int(entry["task_id"].rpartition("/")[2]) % 2:
             return None
-        return FunctionTask(entry["task_id"], entry["prompt"], entry["test"], entry["entry_point"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        task = FunctionTask(entry["task_id"], entry["prompt"], entry["test"], entry["entry_point"])
+        _in_words(task)
+        return task
+    except (ValueError, KeyError, TypeError, AttributeError, SyntaxError) as error:
         wanted = "task_id 'NAME/NUMBER', prompt, test and entry_point"
         raise ValueError(f"{where}: expected a JSON object with {wanted}: {error!r}") from error

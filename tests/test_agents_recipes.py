@@ -79,7 +79,18 @@ def test_imports_and_helpers_of_a_spec_are_there_for_the_function_and_its_tests(
     assert not Sandbox().run("", task.test_program, task.preamble).passed
 
 
-@pytest.mark.parametrize("line", ["{}", "[1]", "not json", '{"task_id": "HumanEval/x"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        "[1]",
+        "not json",
+        '{"task_id": "HumanEval/x"}',
+        humaneval_line(0).replace('"area"', '"volume"'),
+        humaneval_line(0).replace("def area(", "async def area("),
+        humaneval_line(0).replace("def area(", "def area[("),
+    ],
+)
 def test_a_line_that_is_no_task_is_named(tmp_path: Path, line: str):
     path = tmp_path / "tasks.jsonl"
     path.write_text(humaneval_line(0) + line)
@@ -105,6 +116,22 @@ def test_a_pack_asks_for_every_function_once():
         (function,) = ast.parse(f"{task.spec}\n    pass").body
         assert isinstance(function, ast.FunctionDef)
         assert (ast.get_docstring(function) or "missing") in message
+
+
+def test_a_pack_shows_parameters_and_helpers_without_annotations():
+    spec = '''\
+from typing import Any
+
+def base(value: int) -> int:
+    return value
+
+def shift(x: int, *rest: Any, by: int = 3, **named: Any) -> int:
+    """Return x moved by."""
+'''
+    message = pack_message([FunctionTask("t", spec, "", "shift")])
+    assert "1. `shift(x, *rest, by=3, **named)`\nReturn x moved by.\n" in message
+    assert "This helper exists already:\ndef base(value: int) -> int:\n    return value" in message
+    assert "import Any" not in message
 
 
 # Transcripts
