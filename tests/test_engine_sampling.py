@@ -153,6 +153,17 @@ def test_seed_writer_and_index_each_change_the_noise(change: str) -> None:
     assert len(values) == 200
 
 
+@pytest.mark.parametrize("change", ["seed", "writer", "index"])
+def test_seed_writer_and_index_each_change_what_is_drawn(change: str) -> None:
+    drawn = []
+    for value in range(8):
+        place = {"seed": 5, "writer": 2, "index": 9, change: value}
+        setting = replace(NEUTRAL, seed=place["seed"])
+        draw = Draw(setting, place["writer"], place["index"])
+        drawn += sample(torch.zeros(1, 1000), [draw])
+    assert len({one.token for one in drawn}) > 4
+
+
 def test_the_noise_is_uniform_and_below_one() -> None:
     draws = product(range(20), range(5), range(100))
     values = torch.tensor([uniform(*draw) for draw in draws])
