@@ -60,7 +60,7 @@ def pack_message(pack: Sequence[FunctionTask]) -> str:
 
     Specifications are given as text, not as code, and without annotations: what is shown as code,
     small models copy, and spend a short budget on it. How to write comes last, where it is followed
-    best; plain loops are asked for, because their one-line expressions are wrong more often.
+    best, and asks for plain loops (docs/benchmarks.md has the figures).
     """
     asked = "\n\n".join(f"{place}. {_in_words(task)}" for place, task in enumerate(pack, 1))
     return (
@@ -134,7 +134,7 @@ def _even_task(line: str, where: str) -> FunctionTask | None:
         if int(entry["task_id"].rpartition("/")[2]) % 2:
             return None
         task = FunctionTask(entry["task_id"], entry["prompt"], entry["test"], entry["entry_point"])
-        _in_words(task)
+        _in_words(task)  # raises where no message can be made of it
         return task
     except (ValueError, KeyError, TypeError, AttributeError, SyntaxError) as error:
         wanted = "task_id 'NAME/NUMBER', prompt, test and entry_point"

@@ -270,8 +270,8 @@ class ParallelPhase:
             return
         stub = None if says or ends_session else self._stub_end(draft, len(draft.text))
         if stub is not None and self._stream is None:  # it took something on
-            says_nothing = draft.text[stub:].strip()
-            keep = draft.tokens_within(stub) if says_nothing else len(draft.drawn)
+            has_filler = bool(draft.text[stub:].strip())
+            keep = draft.tokens_within(stub) if has_filler else len(draft.drawn)
             draft.add(drawn)
             self._retry(writer, draft, keep)
             return
