@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hogwild_agents.chat_model import ChatHogwild
-    from hogwild_agents.errors import (
+    from hogwild_agents.langchain.chat_model import ChatHogwild
+    from hogwild_agents.langchain.errors import (
         ConfigError,
         ContentError,
         EngineClosedError,
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
         SessionFailedError,
         WorkerNameError,
     )
-    from hogwild_agents.grammar import Grammar
-    from hogwild_agents.node import HogwildNode
-    from hogwild_agents.worker import Worker
+    from hogwild_agents.langchain.grammar import Grammar
+    from hogwild_agents.langchain.worker import Worker
+    from hogwild_agents.langgraph.node import HogwildNode
 
     __version__: str
 
@@ -56,11 +56,12 @@ __all__ = [
     "__version__",
 ]
 
+_ERRORS = "hogwild_agents.langchain.errors"
 _HOMES = {
-    "ChatHogwild": "hogwild_agents.chat_model",
-    "Grammar": "hogwild_agents.grammar",
-    "HogwildNode": "hogwild_agents.node",
-    "Worker": "hogwild_agents.worker",
+    "ChatHogwild": "hogwild_agents.langchain.chat_model",
+    "Grammar": "hogwild_agents.langchain.grammar",
+    "HogwildNode": "hogwild_agents.langgraph.node",
+    "Worker": "hogwild_agents.langchain.worker",
 }
 
 
@@ -71,7 +72,9 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value = _version()
     else:
-        value = getattr(importlib.import_module(_HOMES.get(name, "hogwild_agents.errors")), name)
+        value = getattr(
+            importlib.import_module(_HOMES.get(name, "hogwild_agents.langchain.errors")), name
+        )
     globals()[name] = value
     return value
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from hogwild_agents.cli import main
+from hogwild_agents.cli.commands import main
 
 sys.exit(main())

@@ -23,16 +23,16 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hogwild_engine.config import EMBEDDED_MODEL
-from hogwild_engine.errors import HogwildError
-from hogwild_engine.weights import locate
+from hogwild_engine.api.config import EMBEDDED_MODEL
+from hogwild_engine.api.errors import HogwildError
+from hogwild_engine.loading.weights import locate
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hogwild_agents.bench import OURS, Arm, ArmName, BenchConfig, Loaded, Reading, rounds
-from hogwild_agents.bench_figures import Figures, figures_of, key_of, ratio
-from hogwild_agents.engine_arm import EngineArm
+from hogwild_agents.bench.engine_system import EngineArm
+from hogwild_agents.bench.figures import Figures, figures_of, key_of, ratio
+from hogwild_agents.bench.systems import OURS, Arm, ArmName, BenchConfig, Loaded, Reading, rounds
 from recipes import peer_llama, peer_openvino
 
 OPENVINO, LLAMA = "OpenVINO", "llama.cpp"
@@ -117,8 +117,8 @@ def missing() -> list[str]:
 @contextmanager
 def loaded(config: BenchConfig, gguf: Path) -> Iterator[Loaded]:
     """Load our engines and the installed peers; N by N, ours before theirs."""
+    from hogwild_agents.bench.generate_system import machine
     from hogwild_engine.engine import Engine
-    from hogwild_engine.generate_arm import machine
 
     with ExitStack() as stack:
         engines = [stack.enter_context(Engine(config.engine_config(d))) for d in config.dtypes]

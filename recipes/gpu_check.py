@@ -98,7 +98,7 @@ def _attention(device: str, options: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def _prefill(device: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    from hogwild_kernels import varlen
+    from hogwild_kernels.cuda import varlen
     from recipes.gpu_kernels import measure_prefill, prefill_refusal
 
     tiny = options.dry_run

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hogwild_kernels import move_kv, varlen, write_kv
+from hogwild_kernels import move_kv, write_kv
+from hogwild_kernels.cuda import varlen
 from recipes.gpu_problem import Heads, Problem
 
 BOUND = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}

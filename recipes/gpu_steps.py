@@ -13,13 +13,14 @@ from typing import Any
 import torch
 import transformers
 
-from hogwild_engine import hook, selfcheck
-from hogwild_engine.block import Block
-from hogwild_engine.cache import KVCache
-from hogwild_engine.forward import HookedForward
-from hogwild_engine.graphs import CudaCapture, DecodeGraphs
-from hogwild_engine.plan import Feed, Plan
-from hogwild_engine.runner import Runner
+from hogwild_engine.cache.block import Block
+from hogwild_engine.cache.kv_cache import KVCache
+from hogwild_engine.loading import validation
+from hogwild_engine.step import attention_hook
+from hogwild_engine.step.batch import Feed, Plan
+from hogwild_engine.step.cuda_graphs import CudaCapture, DecodeGraphs
+from hogwild_engine.step.forward import HookedForward
+from hogwild_engine.step.model_runner import Runner
 
 QWEN3_8B: dict[str, Any] = {
     "vocab_size": 151_936,
@@ -68,8 +69,8 @@ class Bench:
     """
 
     def __init__(self, model: Any, device: str, context: int, *, graphs: bool) -> None:
-        hook.register()
-        shapes, windows = selfcheck.layer_shapes(model, torch.device(device))
+        attention_hook.register()
+        shapes, windows = validation.layer_shapes(model, torch.device(device))
         self.cache = KVCache(shapes, context // PAGE_SIZE + 64, PAGE_SIZE, "triton")
         for group in self.cache.groups:
             group.keys.normal_()

@@ -21,15 +21,17 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hogwild_engine import EngineConfig, hook, weights
-from hogwild_engine.block import Block
-from hogwild_engine.cache import KVCache
-from hogwild_engine.calibration import CALIBRATION_TEXT
-from hogwild_engine.chat import ChatFormat
-from hogwild_engine.checked import CheckedModel, check
-from hogwild_engine.config import EMBEDDED_MODEL
-from hogwild_engine.plan import Feed, Plan
-from hogwild_engine.runner import Runner
+from hogwild_engine import EngineConfig
+from hogwild_engine.api.config import EMBEDDED_MODEL
+from hogwild_engine.cache.block import Block
+from hogwild_engine.cache.kv_cache import KVCache
+from hogwild_engine.loading import weights
+from hogwild_engine.loading.calibration_text import CALIBRATION_TEXT
+from hogwild_engine.loading.load import CheckedModel, check
+from hogwild_engine.step import attention_hook
+from hogwild_engine.step.batch import Feed, Plan
+from hogwild_engine.step.model_runner import Runner
+from hogwild_engine.text.chat_template import ChatFormat
 
 QUESTIONS = (
     "Why is the sky blue?",
@@ -74,7 +76,7 @@ class Reader:
     def __init__(self, model: str, precision: str) -> None:
         config = EngineConfig(model=model, page_size=PAGE_SIZE, **PRECISIONS[precision])
         loaded = weights.load(config)
-        hook.register()
+        attention_hook.register()
         self.tokenizer = loaded.tokenizer
         ends = weights.end_tokens(loaded.model.generation_config, loaded.tokenizer)
         self.chat = ChatFormat(loaded.tokenizer, model, ends)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hogwild_engine.apart import apart
-from hogwild_engine.measured import TEMPERATURE, TOP_P, Measured
+from hogwild_agents.bench.measurement import TEMPERATURE, TOP_P, Measured
+from hogwild_engine.fresh_thread import apart
 
 MAX_PASS_TOKENS = 512
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hogwild_engine.measured import TEMPERATURE, TOP_P, Measured
+from hogwild_agents.bench.measurement import TEMPERATURE, TOP_P, Measured
 
 CACHE_GB = 2
 MAX_PASS_TOKENS = 2**15

@@ -25,13 +25,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hogwild_engine import EngineConfig, Request, SamplingParams, events, make_workers
-from hogwild_engine.config import EMBEDDED_MODEL
+from hogwild_engine import EngineConfig, Request, SamplingParams, make_workers
+from hogwild_engine.api import events
+from hogwild_engine.api.config import EMBEDDED_MODEL
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hogwild_agents.engines import REGISTRY
+from hogwild_agents.langchain.engines import REGISTRY
 from recipes.function_task import (
     FunctionTask,
     installed_humaneval,

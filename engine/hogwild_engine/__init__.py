@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hogwild_engine.config import EngineConfig, SamplingParams
-from hogwild_engine.events import Paragraph, Usage
-from hogwild_engine.grammar import Grammar
-from hogwild_engine.protocol import Protocol
-from hogwild_engine.request import Request, Worker, make_workers
+from hogwild_engine.api.config import EngineConfig, SamplingParams
+from hogwild_engine.api.events import Paragraph, Usage
+from hogwild_engine.api.grammar import Grammar
+from hogwild_engine.api.protocol import Protocol
+from hogwild_engine.api.request import Request, Worker, make_workers
 
 if TYPE_CHECKING:
     from hogwild_engine.engine import Engine

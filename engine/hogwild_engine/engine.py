@@ -14,15 +14,8 @@ from typing import Any
 import psutil
 import torch
 
-from hogwild_engine import hook, selfcheck, weights
-from hogwild_engine.apart import apart
-from hogwild_engine.cache import KVCache, LayerShape
-from hogwild_engine.calibration import CALIBRATION_TEXT
-from hogwild_engine.chat import ChatFormat
-from hogwild_engine.checked import CheckedModel
-from hogwild_engine.checked import check as checked_model
-from hogwild_engine.config import MAX_INT64, EngineConfig, SamplingParams
-from hogwild_engine.errors import (
+from hogwild_engine.api.config import MAX_INT64, EngineConfig, SamplingParams
+from hogwild_engine.api.errors import (
     EngineClosedError,
     HogwildError,
     NoChatTemplateError,
@@ -31,16 +24,24 @@ from hogwild_engine.errors import (
     SessionFailedError,
     require,
 )
-from hogwild_engine.events import Event, Failed
-from hogwild_engine.graphs import CudaCapture, DecodeGraphs
+from hogwild_engine.api.events import Event, Failed
+from hogwild_engine.api.request import Request
+from hogwild_engine.cache.kv_cache import KVCache, LayerShape
+from hogwild_engine.fresh_thread import apart
 from hogwild_engine.handle import Handle
-from hogwild_engine.meter import Meter
-from hogwild_engine.plan import Plan
-from hogwild_engine.request import Request
-from hogwild_engine.runner import Runner
-from hogwild_engine.sampling import Sampling, sample
+from hogwild_engine.loading import validation, weights
+from hogwild_engine.loading.calibration_text import CALIBRATION_TEXT
+from hogwild_engine.loading.load import CheckedModel
+from hogwild_engine.loading.load import check as checked_model
 from hogwild_engine.scheduler import Scheduler
-from hogwild_engine.session import Room, Session
+from hogwild_engine.sessions.session import Room, Session
+from hogwild_engine.step import attention_hook
+from hogwild_engine.step.batch import Plan
+from hogwild_engine.step.cuda_graphs import CudaCapture, DecodeGraphs
+from hogwild_engine.step.model_runner import Runner
+from hogwild_engine.step.sampling import Sampling, sample
+from hogwild_engine.step_timer import Meter
+from hogwild_engine.text.chat_template import ChatFormat
 
 CHECK_TEXT = (
     "Two people can paint a fence faster than one if each of them sees which boards the other "
@@ -142,7 +143,7 @@ class Engine:
             torch.set_num_threads(self.config.num_threads)
         loaded = loaded or weights.load(self.config)
         self.tokenizer = loaded.tokenizer
-        hook.register()
+        attention_hook.register()
         device = next(loaded.model.parameters()).device
         generation = loaded.model.generation_config
         self.default_sampling = weights.default_sampling(generation)
@@ -172,8 +173,8 @@ class Engine:
     def _check_ids(self, model: Any) -> list[int]:
         ids = self.chat.encode(CHECK_TEXT)
         vocabulary = model.config.get_text_config().vocab_size
-        if len(ids) < sum(selfcheck.BLOCK_LENGTHS):
-            ids = ids * sum(selfcheck.BLOCK_LENGTHS)
+        if len(ids) < sum(validation.BLOCK_LENGTHS):
+            ids = ids * sum(validation.BLOCK_LENGTHS)
         return [index % vocabulary for index in ids]
 
     def _calibration(self) -> list[int]:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from time import monotonic
 
-from hogwild_engine.events import Event, Failed, Finished
+from hogwild_engine.api.events import Event, Failed, Finished
 
 
 class Handle:

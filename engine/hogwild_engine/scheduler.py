@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from hogwild_engine.cache import KVCache
-from hogwild_engine.session import Session, Turn
+from hogwild_engine.cache.kv_cache import KVCache
+from hogwild_engine.sessions.session import Session, Turn
 
 SHARE = 8
 """Beside sessions that decode, prompts get one in so many of a pass's tokens."""

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from hogwild_kernels import long_runs, native, varlen
-from hogwild_kernels.choice import (
+from hogwild_kernels.backends import (
     IMPLEMENTATIONS,
     PREFILLS,
     KernelArgumentError,
@@ -24,6 +23,8 @@ from hogwild_kernels.choice import (
     implementation,
     prefill_implementation,
 )
+from hogwild_kernels.cpu import c_backend
+from hogwild_kernels.cuda import long_runs, varlen
 from hogwild_kernels.table import BlockTable, KVScales, Run
 
 __all__ = [
@@ -92,7 +93,7 @@ def block_attention(
         check(softcap > 0, "softcap", "a positive number", softcap)
     _check_scales(scales, k_pages)
     if impl in ("auto", "native") and q.device.type == "cpu" and scales is None:
-        refusal = native.refusal(q, k_pages, v_pages)
+        refusal = c_backend.refusal(q, k_pages, v_pages)
         check(impl == "auto" or refusal is None, "impl", f"for 'native' {refusal}", impl)
         impl = "cpu" if refusal else "native"
     chosen = implementation(impl, q, scales)

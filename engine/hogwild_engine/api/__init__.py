@@ -1,0 +1,1 @@
+"""What callers set and get: configuration, requests, events, errors. Imports no torch."""

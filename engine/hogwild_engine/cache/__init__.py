@@ -1,0 +1,1 @@
+"""The KV cache: pages, blocks, prefix cache, RoPE."""

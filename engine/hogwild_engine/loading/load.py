@@ -1,0 +1,148 @@
+"""From a loaded model to a forward pass that has been checked, its matrices packed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hogwild_engine.api.config import EngineConfig
+from hogwild_engine.api.errors import ConfigError, ModelRefusedError, require
+from hogwild_engine.cache.kv_cache import KVCache, LayerShape
+from hogwild_engine.loading import quantized, validation, weights
+from hogwild_engine.step import linear_packing
+from hogwild_engine.step.forward import Forward, HookedForward
+from hogwild_engine.step.fused_llama import LeanForward
+from hogwild_engine.step.model_runner import Runner
+from hogwild_kernels import KernelArgumentError, prefill_implementation
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedModel:
+    """A model that may decode over a shared cache.
+
+    Args:
+        forward: its layers.
+        shapes: what each layer stores.
+        windows: each layer's sliding window, ``None`` where it sees everything.
+        context_len: tokens that a view may hold.
+        error: relative error of block-wise logits against the plain forward's.
+        prefill: which kernels attend for long feeds, as `hogwild_kernels` names them.
+    """
+
+    forward: Forward
+    shapes: list[LayerShape]
+    windows: list[int | None]
+    context_len: int
+    error: float
+    prefill: str
+
+
+@contextmanager
+def _named_by_setting() -> Iterator[None]:
+    """Name the engine's setting where kernels that were asked for cannot run."""
+    try:
+        yield
+    except KernelArgumentError as error:
+        argument, _, said = str(error).partition(": ")
+        setting = {"impl": "attention", "prefill": "prefill_attention"}.get(argument)
+        if setting is None:
+            raise
+        raise ConfigError(f"{setting}: {said}") from error
+
+
+@_named_by_setting()
+def check(
+    model: Any, ids: Sequence[int], calibration: Sequence[int], config: EngineConfig
+) -> CheckedModel:
+    """Check ``model`` and pack it; it is used up.
+
+    Args:
+        model: a causal language model of transformers.
+        ids: the text of the checks, at least 24 tokens.
+        calibration: a text that shows how far activations reach, for quantization.
+        config: the engine's settings.
+
+    Raises:
+        ConfigError: kernels that ``config`` asks for cannot run here, or the model is quantised
+            already and ``config`` asks for it again.
+        ModelRefusedError: a check failed.
+    """
+    method = quantized.method_of(model)
+    if method is not None:
+        wanted = f"'none' for a model that {method} has quantised already"
+        todo = "leave it out, or use a copy that is not quantised"
+        require(config.quantization == "none", "quantization", wanted, config.quantization, todo)
+    device = next(model.parameters()).device
+    try:
+        shapes, windows = validation.layer_shapes(model, device)
+    except RuntimeError as error:
+        if method is None:
+            raise
+        said = " ".join(str(error).split())[:300]
+        detail = f"its {method} layers do not run in {model.dtype}: {said}; try another dtype"
+        raise ModelRefusedError("forward", detail) from error
+    context_len = weights.context_len(model, windows)
+    validation.check_positions(model, ids, context_len)
+    num_pages = validation.num_pages(config.page_size)
+    asked = config.prefill_attention
+    cache = KVCache(shapes, num_pages, config.page_size, config.attention, asked)
+    hooked = Runner(HookedForward(model), cache, windows)
+    fed = validation.check_logits(model, hooked, ids)
+    prefill = _prefill(model, hooked, ids, asked)
+    # The lean forward holds compiled attention of its own.
+    takes_lean = config.attention in ("auto", "native")
+    lean = _lean(model, hooked.cache, windows, ids, fed.logits) if takes_lean else None
+    reaches: linear_packing.Reaches = {}
+    if config.quantization == "int8":
+        with linear_packing.measured(model) as reaches:
+            validation.plain_logits(model, calibration)
+    if lean is None:
+        linear_packing.pack(model, config.quantization, reaches)
+    else:
+        lean.pack(config.quantization, reaches)
+    return CheckedModel(lean or hooked.forward, shapes, windows, context_len, fed.error, prefill)
+
+
+def _prefill(model: Any, hooked: Runner, ids: Sequence[int], asked: str) -> str:
+    """Which kernels attend for long feeds: those of all other rows where "auto" fails the check."""
+    cache = hooked.cache
+    kinds = {(shape.device, shape.dtype, shape.head_dim) for shape in cache.shapes}
+    if {prefill_implementation(asked, cache.impl, *kind) for kind in kinds} == {"same"}:
+        return "same"
+    try:
+        validation.check_logits(model, hooked, ids, long=True)
+    except (ModelRefusedError, RuntimeError) as error:  # kernels that were built for other devices
+        if asked != "auto":
+            raise
+        _log.warning("long prompts attend through the kernels of all other rows: %s", error)
+        return "same"
+    return asked
+
+
+def _lean(
+    model: Any,
+    cache: KVCache,
+    windows: list[int | None],
+    ids: Sequence[int],
+    hooked: torch.Tensor,
+) -> LeanForward | None:
+    """The lean forward where the model has its shape and it gives the hooked one's logits."""
+    shapes = list(cache.shapes)
+    if not LeanForward.fits(model, shapes):
+        return None
+    lean = LeanForward(model, shapes, windows)
+    error = validation.lean_error(Runner(lean, cache, windows), hooked, ids)
+    bound = validation.LEAN_BOUND[shapes[0].dtype]
+    if error < bound:
+        return lean
+    _log.info(
+        "the lean forward is off by %.2g, wanted under %.2g: transformers' own runs", error, bound
+    )
+    return None

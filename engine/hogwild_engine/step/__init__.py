@@ -1,0 +1,1 @@
+"""One forward step: batch, attention, the model's layers, sampling."""

@@ -1,0 +1,167 @@
+"""One forward pass as data: which tokens, where they are written, what each of them reads. Plain
+integers that pickle.
+
+A row is a row: prompt, decoded token, header, finisher are the same thing here. Rows of one session
+are contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from hogwild_engine.cache.block import Block
+from hogwild_kernels import Run
+
+LONG_FEED = 256
+"""A feed of so many rows may attend on its own, by kernels for long sequences. Not measured yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Tokens of one block that a pass encodes.
+
+    Args:
+        block: holds their ids already; their keys and values are missing.
+        start: local position of the first of them.
+        count: how many they are, at least one.
+        view: the blocks that they read, in order; ``block`` comes last.
+        samples: whether the next token is drawn from the last row's logits.
+    """
+
+    block: Block
+    start: int
+    count: int
+    view: Sequence[Block]
+    samples: bool = False
+
+
+class Entry(NamedTuple):
+    """One appearance of a block in the views of consecutive rows: parallel lists, one item a row.
+
+    Args:
+        pages: the block's pages.
+        first_row: the first row of the lists.
+        deltas: how far the row's own block starts behind this one in the row's view: the extra
+            rotation.
+        hi: one past the last visible token; 0 where the row does not read the block.
+        offsets: distance in the view between the row and the block's first token, for sliding
+            windows.
+    """
+
+    pages: list[int]
+    first_row: int
+    deltas: list[int]
+    hi: list[int]
+    offsets: list[int]
+
+
+@dataclass
+class Plan:
+    """All rows of one pass.
+
+    Attributes:
+        tokens: token id of each row.
+        positions: block-local position of each row.
+        slots: where each row's key and value go.
+        sampled: rows whose logits are wanted, in the order of the sampling feeds.
+        entries: what the rows read, by `Entry`.
+        long: the rows of each long feed.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    long: list[range] = field(default_factory=list)
+
+    def add_session(self, feeds: Sequence[Feed], hidden: Collection[Block] = ()) -> None:
+        """Add one session's rows.
+
+        Args:
+            feeds: what is encoded, in order; several may belong to one block.
+            hidden: blocks of which others see no more than before. All others become visible whole,
+                tokens of this pass included.
+        """
+        unseen = {id(block) for block in hidden}
+        for number, block in {id(block): block for feed in feeds for block in feed.view}.items():
+            if number not in unseen:
+                block.visible_len = len(block)
+        entries: dict[tuple[int, int], Entry] = {}
+        for feed in feeds:
+            stop = feed.start + feed.count
+            self._read(feed, entries)
+            if feed.count >= LONG_FEED:
+                self.long.append(range(len(self.tokens), len(self.tokens) + feed.count))
+            self.tokens += feed.block.tokens[feed.start : stop]
+            self.positions += range(feed.start, stop)
+            self.slots += feed.block.slots(feed.start, stop)
+            if feed.samples:
+                self.sampled.append(len(self.tokens) - 1)
+        self.entries += entries.values()
+
+    def _read(self, feed: Feed, entries: dict[tuple[int, int], Entry]) -> None:
+        row, start, count = len(self.tokens), feed.start, feed.count
+        lengths = [block.visible_len for block in feed.view[:-1]]
+        own_start = sum(lengths)
+        block_start = 0
+        appearances: dict[int, int] = {}
+        for block, length in zip(feed.view, [*lengths, start + count], strict=True):
+            appearance = appearances[id(block)] = appearances.get(id(block), -1) + 1
+            if length:
+                key = (id(block), appearance)
+                entry = entries.get(key)
+                if entry is None:
+                    entry = entries[key] = Entry(list(block.pages), row, [], [], [])
+                if unread := row - entry.first_row - len(entry.hi):
+                    for column in (entry.deltas, entry.hi, entry.offsets):
+                        column.extend([0] * unread)
+                own = block is feed.view[-1]
+                first = own_start + start - block_start
+                entry.deltas.extend([own_start - block_start] * count)
+                entry.hi.extend(range(start + 1, start + count + 1) if own else [length] * count)
+                entry.offsets.extend(range(first, first + count))
+            block_start += length
+
+    def runs(self, window: int | None) -> tuple[Run, ...]:
+        """What the rows of long feeds read in layers with this window."""
+        first_pairs = list(accumulate((len(entry.hi) for entry in self.entries), initial=0))
+        found: list[Run] = []
+        for rows in self.long:
+            for number, entry in enumerate(self.entries):
+                index = rows.start - entry.first_row
+                if 0 <= index < len(entry.hi) and entry.hi[index]:
+                    hi = entry.hi[index + len(rows) - 1]
+                    pair = first_pairs[number] + index
+                    run = Run(rows.start, len(rows), number, pair, 0, hi, (-1, -1))
+                    found += _runs(run, entry, index, window)
+        return tuple(found)
+
+
+def view_len(view: Sequence[Block]) -> int:
+    """Tokens in a view: what others made visible, and all of the own block, which comes last."""
+    return sum(block.visible_len for block in view[:-1]) + len(view[-1])
+
+
+def _runs(run: Run, entry: Entry, index: int, window: int | None) -> Iterator[Run]:
+    """What is left of a run over a whole block, with rows from ``index`` on, in such a window."""
+    first, count, number, pair, _, hi, _ = run
+    own = entry.hi[index] < hi
+    if window is None:
+        yield run._replace(window=(-1, 0 if own else -1))
+        return
+    start = entry.offsets[index] - window + 1  # of the first row's window; each moves it by one
+    if own:
+        yield run._replace(lo=max(0, start), window=(window - 1, 0))
+        return
+    # Told apart: flash-attn takes no window over more rows than keys.
+    whole = min(count, max(0, 1 - start))
+    if whole:
+        yield run._replace(num_rows=whole)
+    sliding, lo = min(count, hi - start) - whole, start + whole
+    if sliding > 0:
+        around = (hi - lo - sliding, -1)
+        yield Run(first + whole, sliding, number, pair + whole, lo, hi, around)

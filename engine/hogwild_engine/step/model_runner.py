@@ -1,0 +1,84 @@
+"""Plan in, logits out. Knows the model's forward and the cache; not sessions."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from hogwild_engine.cache.kv_cache import KVCache
+from hogwild_engine.step.attention_hook import PassTensors
+from hogwild_engine.step.batch import Plan
+from hogwild_engine.step.cuda_graphs import DecodeGraphs
+from hogwild_engine.step.forward import Forward
+from hogwild_engine.step.packed_batch import Sizes, pack, unpack
+
+
+class Runner:
+    """Runs passes of a model over the shared cache.
+
+    Args:
+        forward: the model's layers.
+        cache: where keys and values live.
+        windows: the sliding window of each layer, ``None`` where it sees everything.
+        graphs: replays passes of few rows; ``None`` runs all of them as they come.
+
+    Attributes:
+        forward_s: seconds that the last pass spent inside the model's forward.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        cache: KVCache,
+        windows: list[int | None],
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        self.cache = cache
+        self.forward = forward
+        self.forward_s = 0.0
+        self._graphs = graphs
+        kinds = [
+            (shape.rotation, window, shape.device)
+            for shape, window in zip(cache.shapes, windows, strict=True)
+        ]
+        self._kinds = list(dict.fromkeys(kinds))
+        self._kind_of_layer = [self._kinds.index(kind) for kind in kinds]
+        self._devices = list(dict.fromkeys(device for _, _, device in kinds))
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> torch.Tensor:
+        """Write the plan's rows to the cache and return the logits of its sampled rows, ``[R, V]``
+        in the model's type.
+        """
+        started = time.perf_counter()
+        logits = self._graphs.run(plan, self._run) if self._graphs else None
+        self.forward_s = time.perf_counter() - started
+        if logits is None:
+            sizes = Sizes.of(plan)
+            logits = self._run(pack(plan, sizes), sizes, plan)
+        return logits[: len(plan.sampled)]
+
+    def _run(self, numbers: torch.Tensor, sizes: Sizes, plan: Plan | None = None) -> torch.Tensor:
+        """Run a packed plan; logits of its sampled rows, ``[R, V]``.
+
+        Args:
+            numbers: the packed plan.
+            sizes: of its parts.
+            plan: where it is given, too, its long feeds may attend on their own.
+        """
+        parts = {device: unpack(numbers.to(device), sizes) for device in self._devices}
+        tables = [
+            parts[device].table(rotation, window, plan.runs(window) if plan else ())
+            for rotation, window, device in self._kinds
+        ]
+        tensors = PassTensors(
+            self.cache,
+            {device: packed.slots for device, packed in parts.items()},
+            [tables[kind] for kind in self._kind_of_layer],
+        )
+        first = parts[self._devices[0]]
+        started = time.perf_counter()
+        logits = self.forward(first.tokens, first.positions, tensors, first.sampled)
+        self.forward_s = time.perf_counter() - started
+        return logits

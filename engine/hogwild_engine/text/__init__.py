@@ -1,0 +1,1 @@
+"""Text to tokens and back: chat template, tools, grammars, output parser, paragraphs."""

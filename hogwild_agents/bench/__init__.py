@@ -1,0 +1,1 @@
+"""`hogwild bench`: systems, prompts, figures and tables."""

@@ -1,0 +1,126 @@
+"""At the command line: one session (load an engine, show the events, cancel on the way out), or a
+benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.text import Text
+
+from hogwild_agents.cli.live_view import LiveView
+from hogwild_agents.cli.view import JsonView, PlainView, View
+
+if TYPE_CHECKING:
+    from hogwild_agents.bench.systems import BenchConfig, Reading
+    from hogwild_engine.api.config import EngineConfig
+    from hogwild_engine.api.request import Request
+    from hogwild_engine.engine import Engine
+
+# The libraries read these when they are imported.
+QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_VERBOSITY": "error",
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+
+def silence_libraries() -> None:
+    """Keep libraries' warnings, bars and notes out of the output. Call before they are imported."""
+    warnings.simplefilter("ignore")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Leave by `SystemExit` when the process is told to end, so that the terminal is restored."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def load(config: EngineConfig) -> Engine:
+    """Load an engine; a terminal says so meanwhile."""
+    with _progress(f"Loading {config.model}"):
+        from hogwild_engine.engine import Engine
+
+        return Engine(config)
+
+
+def show(engine: Engine, request: Request, *, as_json: bool = False) -> None:
+    """Answer the request and print how. Whatever ends this early cancels the session."""
+    handle = engine.submit(request)
+    try:
+        with _view(request, as_json=as_json) as view:
+            for event in handle:
+                view.show(event)
+    finally:
+        handle.cancel()
+
+
+def bench(config: BenchConfig, *, as_json: bool = False) -> None:
+    """Measure, then print tables or one JSON object. After Ctrl-C they hold what there is."""
+    from hogwild_agents.bench.systems import loaded, rounds
+
+    readings: list[Reading] = []
+    with ExitStack() as stack:
+        with _progress(f"Loading {config.model}"):
+            models = stack.enter_context(loaded(config))
+        turns = config.repeats * len(config.settings) * len(models.arms)
+        try:
+            for reading in _tracked(rounds(config, models.arms, models.engine), turns):
+                readings.append(reading)
+        finally:
+            _print_bench(config, models.machine, readings, as_json=as_json)
+
+
+def _tracked(readings: Iterator[Reading], turns: int) -> Iterator[Reading]:
+    yield from track(
+        readings,
+        "Measuring",
+        turns,
+        console=Console(stderr=True),
+        transient=True,
+        refresh_per_second=1,  # drawing takes time from what is measured
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def _print_bench(
+    config: BenchConfig, machine: dict[str, Any], readings: list[Reading], *, as_json: bool
+) -> None:
+    from hogwild_agents.bench.figures import figures_of, report_of
+    from hogwild_agents.bench.table import tables_of
+
+    if as_json:
+        print(json.dumps(report_of(config, machine, readings), indent=2))
+        return
+    for table in tables_of(figures_of(readings)):
+        Console(highlight=False).print(table, end="\n\n")
+
+
+def _progress(text: str) -> AbstractContextManager[Any]:
+    console = Console(stderr=True)
+    return console.status(Text(text)) if sys.stderr.isatty() else nullcontext()
+
+
+def _view(request: Request, *, as_json: bool) -> View:
+    if as_json:
+        return JsonView(sys.stdout)
+    console = Console(highlight=False)
+    if sys.stdout.isatty() and console.is_interactive:
+        return LiveView(console, [worker.name for worker in request.workers])
+    return PlainView(sys.stdout)

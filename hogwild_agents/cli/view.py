@@ -1,0 +1,137 @@
+"""What the command line prints of a session: plain lines, or one JSON object an event.
+
+Knows events, never tokens. The view for terminals is `hogwild_agents.cli.live_view`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol, Self, TextIO
+
+from hogwild_engine.api.events import (
+    AnswerToken,
+    Event,
+    Finished,
+    Paragraph,
+    ParagraphFinished,
+    ThoughtToken,
+)
+
+_KEPT = "\n\t"
+_CONTROLS = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in _KEPT}
+_CONTROLS[ord("\r")] = ""
+
+
+class View(Protocol):
+    """Shows the events of one session, and leaves the terminal as it found it."""
+
+    def show(self, event: Event) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class _StreamView:
+    """A view that writes to a stream and holds nothing open."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+
+class JsonView(_StreamView):
+    """One JSON object an event, one a line; the last one is the answer."""
+
+    def show(self, event: Event) -> None:
+        self._write(json.dumps(event.as_dict()) + "\n")
+
+
+class PlainView(_StreamView):
+    """Each paragraph when it is finished, then thoughts and answer while they are written, then
+    the summary.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__(out)
+        self._told_paragraphs = False
+        self._told_thoughts = False
+        self._told_answer = False
+
+    def show(self, event: Event) -> None:
+        match event:
+            case ParagraphFinished(paragraph=paragraph):
+                self._told_paragraphs = True
+                self._write("".join(announced(paragraph)) + "\n\n")
+            case ThoughtToken(text=text):
+                self._thought(printable(text))
+            case AnswerToken(text=text):
+                self._answer(printable(text))
+            case Finished():
+                self._write(f"\n\n{summary(event)}\n")
+
+    def _thought(self, text: str) -> None:
+        if not self._told_thoughts:
+            text = text.lstrip()
+            text = text and f"Thoughts:\n{text}"
+        self._told_thoughts = self._told_thoughts or bool(text)
+        self._write(text)
+
+    def _answer(self, text: str) -> None:
+        if not self._told_answer:
+            text = text.lstrip()
+            if text and (self._told_paragraphs or self._told_thoughts):
+                gap = "\n\n" if self._told_thoughts else ""
+                text = f"{gap}Answer:\n{text}"
+        self._told_answer = self._told_answer or bool(text)
+        self._write(text)
+
+
+def printable(text: str) -> str:
+    """The text without what would steer a terminal: control characters but line ends and tabs."""
+    return text.translate(_CONTROLS)
+
+
+def announced(paragraph: Paragraph) -> tuple[str, str]:
+    """A finished paragraph's title and text; several lines start on a line of their own."""
+    text = printable(paragraph.text).strip()
+    cut = "" if paragraph.complete else " (cut)"
+    gap = "\n" if "\n" in text else " "
+    return f"{paragraph.worker} [{paragraph.number}]{cut}:", gap + text
+
+
+def summary(finished: Finished) -> str:
+    """One line: what the session cost, and its cache against a private one for each worker."""
+    usage = finished.usage
+    counts = [f"{name} {count}" for name, count in usage.worker_tokens.items()]
+    if usage.answer_tokens and counts:
+        counts.append(f"answer {usage.answer_tokens}")
+    parts = [
+        f"{_count(usage.steps, 'step')}, " if usage.steps else "",
+        _count(usage.output_tokens, "token"),
+        f" ({', '.join(counts)})" if counts else "",
+        f" in {usage.duration_s:.1f} s, {_rate(usage.output_tokens, usage.duration_s)} tokens/s",
+        f"; cache: {usage.stored_tokens} tokens stored",
+    ]
+    if len(usage.worker_tokens) > 1:
+        parts.append(f", {usage.private_tokens} in {len(usage.worker_tokens)} private caches")
+    if finished.finish_reason == "length":
+        parts.append("; ended by its budget or the context length")
+    return "".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _rate(number: int, duration_s: float) -> str:
+    return f"{number / duration_s:.1f}" if duration_s > 0 else "–"

@@ -1,0 +1,1 @@
+"""The LangChain adapter: chat model, messages, replies, structured output, errors."""

@@ -1,0 +1,185 @@
+"""What may be bound to a model beside its settings: tools, their choice, the answer's format. Knows
+LangChain's and OpenAI's ways to say so; gives the engine's, and its request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from langchain_core.messages import BaseMessage
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+
+from hogwild_agents.langchain.messages import to_conversation
+from hogwild_engine.api.errors import require
+from hogwild_engine.api.grammar import Grammar
+from hogwild_engine.api.request import Request, Worker
+
+Tool = dict[str, Any] | type | Callable | BaseTool
+
+_FORCED = frozenset({"any", "required"})
+
+_JSON = "Answer with a JSON object and nothing else."
+_SCHEMA = "Answer with nothing but JSON that fits this schema:\n{schema}"
+_FINAL = "Your final answer must be nothing but JSON that fits this schema:\n{schema}"
+
+
+def to_request(
+    messages: Sequence[BaseMessage],
+    workers: tuple[Worker, ...],
+    settings: dict[str, Any],
+    *,
+    tools: Sequence[Tool] | None = None,
+    tool_choice: object = None,
+    parallel_tool_calls: bool | None = None,
+    strict: bool | None = None,
+    response_format: object = None,
+) -> Request:
+    """What a call asks of the engine.
+
+    Args:
+        messages: the input.
+        workers: the team.
+        settings: others of the request's, from the model's own.
+        tools: see `ChatHogwild.bind_tools`, as the rest.
+        tool_choice: any of the forms that `to_choice` takes.
+        parallel_tool_calls: by default where the model itself chooses to call.
+        strict: write schemas in OpenAI's strict form.
+        response_format: see `to_format`; a grammar among the settings comes first.
+
+    Raises:
+        HogwildError: the messages or settings cannot be served.
+    """
+    names = [worker.name for worker in workers] if len(workers) > 1 else []
+    turns, history = to_conversation(messages, names)
+    given = to_tools(tools or (), strict)
+    answer = to_format(response_format, has_tools=bool(given))
+    if answer is not None:
+        turns = add_rule(turns, answer.rule)
+        settings = {**settings, "grammar": settings["grammar"] or answer.grammar}
+    choice = to_choice(tool_choice, [tool["function"]["name"] for tool in given])
+    # A small model that must call goes on calling where it may.
+    several = choice == "auto" if parallel_tool_calls is None else parallel_tool_calls
+    return Request(
+        turns,
+        workers,
+        history,
+        tools=tuple(given),
+        tool_choice=choice,
+        parallel_tool_calls=several,
+        **settings,
+    )
+
+
+def to_tools(tools: Sequence[Tool], strict: bool | None = None) -> list[dict[str, Any]]:
+    """Functions, pydantic classes, tools and schemas in OpenAI's form.
+
+    Raises:
+        ConfigError: one of them cannot be converted.
+    """
+    several = isinstance(tools, Sequence) and not isinstance(tools, str)
+    require(several, "tools", "a list of tools", tools)
+    return [_to_tool(tool, strict) for tool in tools]
+
+
+def _to_tool(tool: Tool, strict: bool | None) -> dict[str, Any]:
+    try:
+        made = convert_to_openai_tool(tool, strict=strict)
+        json.dumps(made)
+    except Exception as error:
+        require(False, "tools", "functions, classes, tools or schemas", tool, str(error))
+        raise AssertionError from error
+    function = made.get("function")
+    is_function = isinstance(function, dict) and isinstance(function.get("name"), str)
+    todo = "this model runs here and has no tools of a provider"
+    require(is_function, "tools", "tools that are functions", made, todo)
+    return made
+
+
+def to_choice(choice: object, names: Sequence[str]) -> str:
+    """The engine's ``tool_choice`` for any of LangChain's, OpenAI's and Anthropic's.
+
+    Raises:
+        ConfigError: it names no tool.
+    """
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        named = function if isinstance(function, Mapping) else choice
+        choice = named.get("name") or choice.get("type")
+    plain = choice is None or isinstance(choice, str | bool)
+    require(plain, "tool_choice", "a name, 'auto', 'any' or 'none'", choice)
+    if choice is None or choice == "auto":
+        return "auto"
+    if choice is False or choice == "none":
+        return "none"
+    if choice is True or (choice in _FORCED and choice not in names):
+        return "any"
+    wanted = f"'auto', 'any', 'none' or one of {list(names)}"
+    require(choice in names, "tool_choice", wanted, choice)
+    return str(choice)
+
+
+class Format(NamedTuple):
+    """How an answer is to look.
+
+    Args:
+        grammar: what binds it.
+        rule: what the model is told of it.
+    """
+
+    grammar: Grammar
+    rule: str
+
+
+def to_format(response_format: object, *, has_tools: bool) -> Format | None:
+    """The engine's grammar for a ``response_format``.
+
+    Args:
+        response_format: OpenAI's dict, a JSON schema, a pydantic class or a TypedDict.
+        has_tools: the answer may be a call instead.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if response_format is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Format(Grammar.json({"type": "object"}), _JSON)
+    schema = to_schema(response_format)
+    told = json.dumps(schema, ensure_ascii=False)
+    return Format(Grammar.json(schema), (_FINAL if has_tools else _SCHEMA).format(schema=told))
+
+
+def to_schema(response_format: Any) -> dict[str, Any]:
+    """The JSON schema that a ``response_format`` names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    if isinstance(response_format, dict) and response_format.get("type") == "json_schema":
+        named = response_format.get("json_schema")
+        schema = named.get("schema") if isinstance(named, dict) else None
+        wanted = "a JSON schema under json_schema.schema"
+        require(isinstance(schema, dict), "response_format", wanted, response_format)
+        return dict(schema or {})
+    try:
+        made = convert_to_json_schema(response_format)
+        json.dumps(made)
+        return made
+    except Exception as error:
+        wanted = "a response_format of OpenAI's, a JSON schema, or a class"
+        require(False, "response_format", wanted, response_format, str(error))
+        raise AssertionError from error
+
+
+def add_rule(messages: Sequence[dict[str, Any]], rule: str) -> tuple[dict[str, Any], ...]:
+    """Put a rule behind the last human message."""
+    places = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    if not places:
+        return (*messages, {"role": "user", "content": rule})
+    place = places[-1]
+    told = {**messages[place], "content": f"{messages[place]['content']}\n\n{rule}"}
+    return (*messages[:place], told, *messages[place + 1 :])

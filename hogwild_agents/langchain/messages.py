@@ -1,0 +1,216 @@
+"""From LangChain messages to the parts of an engine request. Knows no tensors and no engine.
+
+A turn is what lies between two human messages. After the last one stands the current task: there,
+messages named for a worker are history, and so are a worker's reasoning blocks. An earlier turn is
+told by its answer; what its workers wrote stands in only where it has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    ToolMessage,
+)
+
+from hogwild_agents.langchain.errors import ContentError, RequestError
+from hogwild_engine.api.errors import complaint
+from hogwild_engine.api.events import Paragraph
+
+_ROLES = {
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "ai": "assistant",
+    "system": "system",
+    "developer": "system",
+    "tool": "tool",
+}
+_REASONING = frozenset({"reasoning", "thinking", "redacted_thinking"})
+_CALLS = frozenset({"tool_call", "tool_call_chunk", "tool_use", "invalid_tool_call"})
+
+
+class Conversation(NamedTuple):
+    """What a request holds of a list of messages.
+
+    Args:
+        messages: turns in the chat format of transformers.
+        history: what the team has written on the current task.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    history: tuple[Paragraph, ...]
+
+
+def to_conversation(messages: Sequence[BaseMessage], team: Collection[str] = ()) -> Conversation:
+    """Turn LangChain messages into turns and history.
+
+    Args:
+        messages: the input of a chat model.
+        team: names of the workers; empty for one worker alone, whose name is an ordinary name.
+
+    Raises:
+        ContentError: a content block is not text.
+        RequestError: there is no message, or one of an unknown role.
+    """
+    if not messages:
+        raise RequestError(complaint("messages", "at least one message", messages))
+    humans = [place for place, message in enumerate(messages) if _role(message) == "user"]
+    task = humans[-1] + 1 if humans else 0
+    turns, history = _current(messages[task:], team)
+    return Conversation((*_earlier(messages[:task], team), *turns), tuple(history))
+
+
+def _earlier(messages: Iterable[BaseMessage], team: Collection[str]) -> Iterator[dict[str, Any]]:
+    unanswered: list[str] = []
+    for message in messages:
+        if _is_paragraph(message, team):
+            unanswered.append(_text(message))
+            continue
+        if unanswered and not isinstance(message, AIMessage):
+            yield {"role": "assistant", "content": "\n\n".join(unanswered)}
+        unanswered.clear()
+        yield _turn(message)
+
+
+def _current(
+    messages: Iterable[BaseMessage], team: Collection[str]
+) -> tuple[list[dict[str, Any]], list[Paragraph]]:
+    turns: list[dict[str, Any]] = []
+    # By id: with `output_mode="full_history"` a paragraph is a message and a block of the answer.
+    written: dict[object, tuple[str, str]] = {}
+    for message in messages:
+        if _is_paragraph(message, team):
+            written.setdefault(message.id or object(), (str(message.name), _text(message)))
+            continue
+        thoughts = _thoughts(message)
+        by_team = [block for block in thoughts if _worker(block) in team]
+        for block in by_team:
+            text = (str(_worker(block)), _thought(block))
+            written.setdefault(_id(block) or object(), text)
+        turn = _turn(message)
+        if others := [_thought(block) for block in thoughts if block not in by_team]:
+            turn["reasoning_content"] = "".join(others)
+        if turn["content"] or "tool_calls" in turn or not by_team:
+            turns.append(turn)
+    return turns, list(_numbered(written.values()))
+
+
+def _numbered(written: Iterable[tuple[str, str]]) -> Iterator[Paragraph]:
+    count: Counter[str] = Counter()
+    for worker, text in written:
+        count[worker] += 1
+        yield Paragraph(worker, count[worker], text)
+
+
+def _is_paragraph(message: BaseMessage, team: Collection[str]) -> TypeGuard[AIMessage]:
+    return isinstance(message, AIMessage) and message.name in team and not message.tool_calls
+
+
+def _turn(message: BaseMessage) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": _role(message), "content": _text(message)}
+    if message.name:
+        turn["name"] = message.name
+    if isinstance(message, AIMessage) and message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call["id"],
+                "function": {"name": call["name"], "arguments": _plain(call["args"])},
+            }
+            for call in message.tool_calls
+        ]
+    if isinstance(message, ToolMessage):
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
+
+
+def _role(message: BaseMessage) -> str:
+    if isinstance(message, FunctionMessage):
+        return "tool"
+    said = message.role if isinstance(message, ChatMessage) else message.type
+    # Chunks are typed by their class: "AIMessageChunk".
+    role = _ROLES.get(said.removesuffix("MessageChunk").lower())
+    if role is None:
+        raise RequestError(complaint("messages", f"roles of {sorted(_ROLES)}", said))
+    return role
+
+
+def _text(message: BaseMessage) -> str:
+    if isinstance(message.content, str):
+        text = message.content
+    else:
+        # A model's blocks are pieces of one text, a user's are separate parts.
+        joint = "" if isinstance(message, AIMessage) else "\n"
+        blocks = (block for block in message.content if not _is_told_apart(block, message))
+        text = joint.join(_block_text(block, message) for block in blocks)
+    if isinstance(message, AIMessage) and message.invalid_tool_calls:
+        calls = ({"name": c["name"], "arguments": c["args"]} for c in message.invalid_tool_calls)
+        text = "\n".join([text, *map(json.dumps, calls)]).lstrip("\n")
+    return text
+
+
+def _is_told_apart(block: str | dict[Any, Any], message: BaseMessage) -> bool:
+    """Whether what the block says reaches the model otherwise, or is reasoning."""
+    if isinstance(block, str) or not isinstance(message, AIMessage):
+        return False
+    known = {call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)}
+    return _kind(block) in _REASONING or (_kind(block) in _CALLS and _id(block) in known)
+
+
+def _block_text(block: str | dict[Any, Any], message: BaseMessage) -> str:
+    if isinstance(block, str):
+        return block
+    if block.get("type") == "text" and isinstance(block.get("text"), str):
+        return block["text"]
+    todo = "describe it in words: the model reads text alone"
+    raise _unreadable(message.type, "text, or blocks of type 'text'", _kind(block) or block, todo)
+
+
+def _thoughts(message: BaseMessage) -> list[dict[str, Any]]:
+    if not isinstance(message, AIMessage) or isinstance(message.content, str):
+        return []
+    blocks = (block for block in message.content if isinstance(block, dict))
+    return [block for block in blocks if _kind(block) in _REASONING]
+
+
+def _thought(block: dict[str, Any]) -> str:
+    text = block.get("reasoning") or block.get("thinking") or ""
+    if not isinstance(text, str):
+        raise _unreadable("ai", "reasoning that is text", text, "leave the block out")
+    return text
+
+
+def _worker(block: dict[str, Any]) -> str | None:
+    extras = block.get("extras")
+    worker = extras.get("worker") if isinstance(extras, dict) else None
+    return worker if isinstance(worker, str) else None
+
+
+def _kind(block: dict[Any, Any]) -> str | None:
+    kind = block.get("type")
+    return kind if isinstance(kind, str) else None
+
+
+def _id(block: dict[Any, Any]) -> str | None:
+    block_id = block.get("id")
+    return block_id if isinstance(block_id, str) else None
+
+
+def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return json.loads(json.dumps(arguments))
+    except (TypeError, ValueError, RecursionError) as error:
+        wanted = "tool calls whose arguments JSON can hold"
+        raise RequestError(complaint("messages", wanted, arguments, str(error))) from error
+
+
+def _unreadable(kind: str, wanted: str, came: object, todo: str) -> ContentError:
+    return ContentError(complaint(f"content of a {kind} message", wanted, came, todo))

@@ -1,0 +1,241 @@
+"""From an engine's events to the message that answers a call, whole or in chunks.
+
+A lone worker's reply is plain text, with one reasoning block before it where the model thinks
+first. A team's is a list of content blocks: a reasoning block for each paragraph, in history order,
+then one text block, the answer, and its tool calls. Chunks grow these blocks as tokens appear, so
+there they stand in the order in which they began; ``extras["index"]``, which comes when a paragraph
+ends, is its place in the history.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.content import InvalidToolCall
+from langchain_core.messages.tool import (
+    invalid_tool_call,
+    tool_call,
+    tool_call_chunk,
+)
+
+from hogwild_agents.langchain.calls import Call
+from hogwild_engine.api.events import (
+    AnswerToken,
+    CallToken,
+    Event,
+    Finished,
+    Paragraph,
+    ParagraphFinished,
+    ThoughtToken,
+    Token,
+    ToolCall,
+)
+
+PROVIDER = "hogwild"
+
+_CUT = "the answer was cut at max_tokens"
+
+Block = dict[str, Any]
+
+
+@dataclass
+class Reply:
+    """The message that answers one call.
+
+    Args:
+        message_id: what the ids of its paragraphs begin with.
+        model_name: stands in the response's metadata.
+        is_team: more than one worker writes.
+        answer: "write" or "join".
+    """
+
+    message_id: str
+    model_name: str
+    is_team: bool
+    answer: str
+    _begun: set[str] = field(default_factory=set)
+    _thinks: bool = False
+
+    @classmethod
+    def to(cls, call: Call) -> Reply:
+        """The reply to ``call``, under a new id."""
+        request = call.request
+        is_team = len(request.workers) > 1
+        return cls(uuid4().hex, call.config.model, is_team, request.answer)
+
+    def chunk(self, event: Event) -> AIMessageChunk | None:
+        """What the event adds to the message; nothing where it writes none of it."""
+        if isinstance(event, Token):
+            return self._chunk([self._grown(event.worker, event.paragraph, event.text)])
+        if isinstance(event, ParagraphFinished):
+            paragraph = event.paragraph
+            block = self._grown(paragraph.worker, paragraph.number, "")
+            block["extras"] = block.get("extras", {}) | {"index": event.index}
+            return self._chunk([block])
+        if isinstance(event, ThoughtToken):
+            self._thinks = True
+            return self._chunk([_thought(event.text) | {"index": "lc_thought"}])
+        if isinstance(event, AnswerToken):
+            block: Block = {"type": "text", "text": event.text, "index": "lc_answer"}
+            return self._chunk([block] if self._has_blocks else event.text)
+        if isinstance(event, CallToken):
+            if event.name == "":  # cut before its name: a call that only the end can tell of
+                return None
+            return self._call_chunk(event.call, event.name, event.text)
+        if isinstance(event, Finished):
+            return self._last_chunk(event)
+        return None
+
+    def _call_chunk(self, place: int, name: str | None, text: str) -> AIMessageChunk:
+        call_id = None if name is None else self.call_id(place)
+        chunk = tool_call_chunk(name=name, args=text, id=call_id, index=place)
+        block = {**chunk, "type": "tool_call_chunk", "index": f"lc_call_{place}"}
+        return AIMessageChunk(
+            content=[block] if self._has_blocks else "",
+            tool_call_chunks=[chunk],
+            response_metadata=self._origin(),
+        )
+
+    def _last_chunk(self, finished: Finished) -> AIMessageChunk:
+        """The end of the message: all numbers, no text."""
+        chunk = self._chunk([] if self._has_blocks else "")
+        if finished.calls and not finished.calls[-1].complete:
+            cut = finished.calls[-1].arguments
+            ending = unrepairable(cut).removeprefix(cut)
+            name = None if finished.calls[-1].name else ""
+            chunk = self._call_chunk(len(finished.calls) - 1, name, ending)
+        chunk.usage_metadata = self._usage(finished)
+        chunk.response_metadata |= self._metadata(finished)
+        chunk.chunk_position = "last"
+        return chunk
+
+    def message(self, finished: Finished) -> AIMessage:
+        """The whole message."""
+        self._thinks = bool(finished.thought)
+        calls = [(self.call_id(n), call) for n, call in enumerate(finished.calls)]
+        content: str | list[str | Block] = finished.text
+        if self._has_blocks:
+            content = [self._whole(p, place) for place, p in enumerate(finished.paragraphs)]
+            content += [_thought(finished.thought)] if self._thinks else []
+            if finished.text or not calls:
+                content.append({"type": "text", "text": finished.text})
+            content += [dict(_whole_call(name, call)) for name, call in calls]
+        return AIMessage(
+            content,
+            tool_calls=[_whole_call(name, c) for name, c in calls if c.complete],
+            invalid_tool_calls=[_cut_call(name, c) for name, c in calls if not c.complete],
+            usage_metadata=self._usage(finished),
+            response_metadata=self._origin() | self._metadata(finished),
+        )
+
+    def paragraph_id(self, worker: str, number: int) -> str:
+        """Shared by the block that holds a paragraph and the message named for its worker."""
+        return f"{self.message_id}-{worker.casefold()}-{number}"
+
+    def call_id(self, place: int) -> str:
+        """The id of the answer's tool call at ``place``."""
+        return f"call_{self.message_id[:24]}_{place}"
+
+    @property
+    def _has_blocks(self) -> bool:
+        return self.is_team or self._thinks
+
+    def _chunk(self, content: str | list[str | Block]) -> AIMessageChunk:
+        return AIMessageChunk(content=content, response_metadata=self._origin())
+
+    def _grown(self, worker: str, number: int, text: str) -> Block:
+        """A delta. Strings under equal keys are joined on merging: ``extras`` come but once."""
+        block: Block = {
+            "type": "reasoning",
+            "reasoning": text,
+            "id": self.paragraph_id(worker, number),
+            "index": f"lc_{worker.casefold()}_{number}",
+        }
+        if block["id"] not in self._begun:
+            self._begun.add(block["id"])
+            block["extras"] = {"worker": worker, "paragraph": number}
+        return block
+
+    def _whole(self, paragraph: Paragraph, place: int) -> Block:
+        return {
+            "type": "reasoning",
+            "reasoning": paragraph.text,
+            "id": self.paragraph_id(paragraph.worker, paragraph.number),
+            "extras": {"worker": paragraph.worker, "paragraph": paragraph.number, "index": place},
+        }
+
+    def _origin(self) -> dict[str, Any]:
+        """Metadata that every chunk may repeat."""
+        version = {"output_version": "v1"} if self._has_blocks else {}
+        return {"model_provider": PROVIDER} | version
+
+    def _metadata(self, finished: Finished) -> dict[str, Any]:
+        """Metadata that must come once."""
+        logprobs = [{"token": token.text, "logprob": token.logprob} for token in finished.logprobs]
+        return ({"logprobs": {"content": logprobs}} if logprobs else {}) | {
+            "model_name": self.model_name,
+            "finish_reason": finished.finish_reason,
+            "steps": finished.usage.steps,
+            "paragraphs": [asdict(paragraph) for paragraph in finished.paragraphs],
+            "seed": finished.seed,
+            "workers": {
+                name: {"tokens": count, "end": finished.ends.get(name)}
+                for name, count in finished.usage.worker_tokens.items()
+            },
+        }
+
+    def _usage(self, finished: Finished) -> UsageMetadata:
+        usage = finished.usage
+        thought = usage.thought_tokens
+        # A worker's tokens are thought, unless they are the answer themselves.
+        if self.is_team and self.answer == "write":
+            thought += sum(usage.worker_tokens.values())
+        return UsageMetadata(
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.output_tokens,
+            total_tokens=usage.prompt_tokens + usage.output_tokens,
+            input_token_details={"cache_read": usage.cached_tokens},
+            output_token_details={"reasoning": thought},
+        )
+
+
+def _thought(text: str) -> Block:
+    return {"type": "reasoning", "reasoning": text}
+
+
+def _whole_call(call_id: str, call: ToolCall) -> Any:
+    if not call.complete:
+        return _cut_call(call_id, call)
+    return tool_call(name=call.name, args=json.loads(call.arguments), id=call_id)
+
+
+def _cut_call(call_id: str, call: ToolCall) -> InvalidToolCall:
+    return invalid_tool_call(
+        name=call.name, args=unrepairable(call.arguments), id=call_id, error=_CUT
+    )
+
+
+def unrepairable(arguments: str) -> str:
+    """Arguments that were cut, with a wrong bracket behind them.
+
+    Core completes cut JSON to a call that looks valid; what does not match it leaves alone.
+    """
+    quoted = escaped = False
+    open_brackets: list[str] = []
+    for char in arguments:
+        if quoted:
+            quoted = char != '"' or escaped
+            escaped = char == "\\" and not escaped
+        elif char == '"':
+            quoted = True
+        elif char in "{[":
+            open_brackets.append(char)
+        elif char in "}]" and open_brackets:
+            open_brackets.pop()
+    closing = ("\\" if escaped else "") + ('"' if quoted else "")
+    return arguments + closing + ("]" if open_brackets[-1:] == ["{"] else "}")

@@ -1,0 +1,1 @@
+"""The LangGraph adapter: a node that runs a team."""

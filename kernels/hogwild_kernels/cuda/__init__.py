@@ -1,0 +1,1 @@
+"""Attention on CUDA: Triton kernels, and flash-attn or torch for long prompts."""

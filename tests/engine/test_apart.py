@@ -1,0 +1,24 @@
+"""Work in a thread of its own comes back with its result, or its error."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from hogwild_engine.fresh_thread import apart
+
+
+def test_the_result_comes_from_another_thread_that_has_ended() -> None:
+    before = threading.active_count()
+    assert apart(threading.get_ident) != threading.get_ident()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
+def test_an_error_is_raised_where_the_work_was_asked_for(kind: type[BaseException]) -> None:
+    def fail() -> None:
+        raise kind("no")
+
+    with pytest.raises(kind, match="no"):
+        apart(fail)

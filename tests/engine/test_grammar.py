@@ -1,0 +1,289 @@
+"""Text under a grammar: whatever the model says, what comes out is in the language."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from hogwild_engine import Request, SamplingParams, make_workers
+from hogwild_engine.api.errors import ConfigError, RequestError
+from hogwild_engine.api.events import AnswerToken, Finished
+from hogwild_engine.api.grammar import Grammar
+from hogwild_engine.engine import Engine
+from hogwild_engine.text.call_grammar import call_grammar
+from hogwild_engine.text.chat_template import ChatFormat
+from hogwild_engine.text.constraint import forbid
+from hogwild_engine.text.schema import bounded
+from hogwild_engine.text.tool_format import OURS
+
+QUESTION = ({"role": "user", "content": "Say it."},)
+ADDRESS = {
+    "type": "object",
+    "properties": {
+        "street": {"type": "string"},
+        "number": {"type": "integer"},
+        "tags": {"type": "array", "items": {"enum": ["home", "work"]}},
+    },
+    "required": ["street", "number"],
+}
+
+
+def ask(engine: Engine, workers: int = 1, seed: int = 0, **settings: Any) -> Finished:
+    sampling = SamplingParams(temperature=1.0, seed=seed)
+    request = Request(QUESTION, make_workers(workers), sampling=sampling, **settings)
+    return engine.submit(request).result()
+
+
+@pytest.fixture
+def engine(tiny_engine: Callable[..., Engine]) -> Engine:
+    return tiny_engine("llama", talkative=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_answer_by_a_schema_is_valid_and_holds_no_key_of_its_own(
+    engine: Engine, seed: int
+) -> None:
+    finished = ask(engine, seed=seed, grammar=Grammar.json(ADDRESS), max_tokens=120)
+    assert finished.finish_reason == "stop"
+    answer = json.loads(finished.text)
+    jsonschema.validate(answer, ADDRESS)
+    assert answer.keys() <= ADDRESS["properties"].keys()
+
+
+def test_an_answer_by_a_pattern_matches_it(engine: Engine) -> None:
+    finished = ask(engine, grammar=Grammar.regex("(red|blue) [0-9]{3}"))
+    assert re.fullmatch("(red|blue) [0-9]{3}", finished.text)
+
+
+def test_an_answer_by_a_lark_grammar_is_derived_from_it(engine: Engine) -> None:
+    grammar = Grammar.lark('start: sum\nsum: NUM ("+" NUM){2,4}\nNUM: /[1-9]/')
+    assert re.fullmatch(r"[1-9](\+[1-9]){2,4}", ask(engine, grammar=grammar).text)
+
+
+def test_a_choice_is_one_of_its_texts_however_they_are_spelled(engine: Engine) -> None:
+    texts = ("a.b", "c*d/e\n", 'say "f"')
+    for seed in range(6):
+        assert ask(engine, seed=seed, grammar=Grammar.choice(*texts)).text in texts
+
+
+def test_forced_tokens_cost_no_pass(engine: Engine) -> None:
+    finished = ask(engine, grammar=Grammar.choice("one two three four five six seven eight"))
+    assert finished.text == "one two three four five six seven eight"
+    assert finished.usage.answer_tokens >= 8
+    assert finished.usage.passes < finished.usage.answer_tokens
+
+
+def test_an_answer_that_the_budget_cuts_says_so(engine: Engine) -> None:
+    finished = ask(engine, grammar=Grammar.regex("x{500,600}"), max_tokens=9)
+    assert finished.finish_reason == "length"
+    assert finished.usage.answer_tokens == 9
+
+
+def test_an_answer_in_a_stream_is_the_answer_at_the_end(engine: Engine) -> None:
+    request = Request(QUESTION, make_workers(1), grammar=Grammar.json(ADDRESS), max_tokens=100)
+    told = list(engine.submit(request))
+    shown = "".join(event.text for event in told if isinstance(event, AnswerToken))
+    assert isinstance(told[-1], Finished)
+    assert shown == told[-1].text
+
+
+def test_a_team_answers_by_the_grammar_too(engine: Engine) -> None:
+    finished = ask(engine, 2, grammar=Grammar.json(ADDRESS), max_steps=12, max_tokens=120)
+    jsonschema.validate(json.loads(finished.text), ADDRESS)
+
+
+@pytest.mark.parametrize("layout", ["combined", "interleaved", "contiguous", "arrival"])
+def test_each_worker_writes_one_paragraph_by_the_workers_grammar(
+    engine: Engine, layout: Any
+) -> None:
+    grammar = Grammar.regex("Idea: [a-z]{2,9}!")
+    finished = ask(engine, 2, worker_grammar=grammar, layout=layout, max_steps=60, max_tokens=2)
+    texts = {paragraph.worker: paragraph.text for paragraph in finished.paragraphs}
+    assert len(finished.paragraphs) == len(texts) == 2
+    assert all(re.fullmatch(grammar.text, text.strip()) for text in texts.values())
+    assert all(paragraph.complete for paragraph in finished.paragraphs)
+
+
+def test_masks_leave_what_the_grammar_allows_in_its_rows_alone(chat: ChatFormat) -> None:
+    digits = chat.grammars.compile(Grammar.regex("[0-9]+"), 9)
+    logits = torch.zeros(3, 60_000)
+    forbid(logits, [None, digits, None])
+    assert not logits[0].isinf().any()
+    assert not logits[2].isinf().any()
+    allowed = (~logits[1].isinf()).nonzero()[:, 0].tolist()
+    assert {chat.decode([token]) for token in allowed} == set("0123456789")
+
+
+def test_a_grammar_that_is_none_is_refused_with_its_fault(engine: Engine) -> None:
+    with pytest.raises(RequestError, match=r"grammar: wanted .* got 'start: missing'"):
+        engine.submit(Request(QUESTION, make_workers(1), grammar=Grammar.lark("start: missing")))
+
+
+@pytest.mark.parametrize(("kind", "text"), [("yaml", "x"), ("regex", ""), ("json", "[]")])
+def test_a_grammar_is_checked_when_it_is_made(kind: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match="grammar: wanted"):
+        Grammar(kind, text)
+
+
+def test_joined_paragraphs_take_no_grammar() -> None:
+    with pytest.raises(ConfigError, match="answer: wanted 'write'"):
+        Request(QUESTION, make_workers(2), grammar=Grammar.regex("x"), answer="join")
+
+
+# Schemas
+
+
+def test_objects_are_closed_however_deep_unless_the_author_says_otherwise() -> None:
+    inner = {"type": "object", "properties": {"x": {"type": "null"}}}
+    said = {"type": "object", "properties": {}, "additionalProperties": True}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"anyOf": [inner, {"type": "array", "items": inner}]}, "b": said},
+        "$defs": {"d": inner},
+    }
+    made = bounded(schema, 100)
+    first, second = made["properties"]["a"]["anyOf"]
+    closed = [made, first, second["items"], made["$defs"]["d"]]
+    assert all(part["additionalProperties"] is False for part in closed)
+    assert made["properties"]["b"]["additionalProperties"] is True
+    assert "additionalProperties" not in schema
+
+
+def test_objects_that_are_merged_stay_open() -> None:
+    part = {"type": "object", "properties": {"x": {"type": "null"}}}
+    schema = {"allOf": [part, {"$ref": "#/$defs/d"}], "$defs": {"d": part}}
+    made = bounded(schema, 100)
+    assert "additionalProperties" not in made["allOf"][0]
+    assert "additionalProperties" not in made["$defs"]["d"]
+
+
+def test_lengths_are_bounded_by_the_budget_and_bounds_of_the_author_kept() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "free": {"type": ["string", "null"]},
+            "long": {"type": "string", "minLength": 5_000},
+            "own": {"type": "string", "maxLength": 7},
+            "list": {"type": "array", "items": {"type": "string"}},
+            "count": {"type": "integer", "minimum": 3},
+        },
+    }
+    small, large = (bounded(schema, budget)["properties"] for budget in (100, 1000))
+    assert 0 < small["free"]["maxLength"] < large["free"]["maxLength"] <= 3 * 1000
+    assert small["long"]["maxLength"] == 5_000
+    assert small["own"]["maxLength"] == 7
+    assert 0 < small["list"]["maxItems"] < large["list"]["maxItems"]
+    assert "maxLength" in small["list"]["items"]
+    assert small["count"] == {"type": "integer", "minimum": 3, "maximum": 2**53 - 1}
+
+
+# Answers that may call tools
+
+
+_PROPERTIES = {"x": {"type": "string"}}
+PAINT = {"name": "pa/int", "parameters": {"type": "object", "properties": _PROPERTIES}}
+CALLED = '<tool_call>\n{"name": "pa/int", "arguments": {"x": "1"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        (CALLED, True),
+        (f"{CALLED}\n{CALLED}", True),
+        (CALLED.replace('"x": "1"', '"y": "1"'), False),
+        ('```json\n{\n  "name": "pa/int",\n  "arguments": {"x": "1"}\n}\n```', True),
+        ('```json\n{\n  "name": "pa/int",\n  "arguments": {"y": "1"}\n}\n```', False),
+        ('{"name": "pa/int", "arguments": {}}', True),
+        ('**{"name": "pa/int", "arguments": {"x": "1"}}**', True),
+        ('**{"name": "pa/int", "arguments": {"y": "1"}}**', False),
+        ("**Bold** words", True),
+        ('{{"name": "pa/int", "arguments": {"x": "1"}}}', True),
+        ('{{"name": "pa/int", "arguments": {"x": "1"}}', True),
+        ('{{"name": "pa/int", "arguments": {"y": "1"}}}', False),
+        ('{"name": "Bob", "arguments": 3}', True),
+        ("```python\nprint(1)\n```", True),
+        ("Hello <b> {x} ```json\n{}", True),
+        ("Hello <tool_call>", False),
+        ('<tool_call>\n{"name": "other', False),
+    ],
+)
+def test_text_goes_on_freely_until_it_is_a_call(chat: ChatFormat, text: str, fits: bool) -> None:
+    tools = [{"type": "function", "function": PAINT}]
+    grammar = call_grammar(tools, "auto", OURS, chat.spell, 99, parallel=True)
+    constraint = chat.grammars.compile(grammar, 99)
+    try:
+        for token in chat.encode(text):
+            constraint.take(token)
+    except RuntimeError:
+        assert not fits
+    else:
+        assert constraint.matcher.is_accepting() == fits
+
+
+def test_a_grammar_for_workers_that_is_none_is_refused_and_holds_no_page(
+    engine: Engine, all_pages_free: Callable[[Engine], bool]
+) -> None:
+    for _ in range(3):
+        with pytest.raises(RequestError, match="llguidance"):
+            ask(engine, workers=2, worker_grammar=Grammar.regex("("), max_steps=4)
+    assert all_pages_free(engine)
+
+
+def test_a_whole_answer_is_whole_however_short_the_thinking_was(engine: Engine) -> None:
+    """The context ends the workers' phase; the answer is written to its end all the same."""
+    question = ({"role": "user", "content": "word " * 200},)
+    settings = {"max_steps": 400, "max_tokens": 90, "grammar": Grammar.choice("yes", "no")}
+    request = Request(question, make_workers(2), **settings)
+    finished = engine.submit(request).result()
+    assert "length" in finished.ends.values()
+    assert finished.text in ("yes", "no")
+    assert finished.finish_reason == "stop"
+
+
+TOOL = {"type": "function", "function": {"name": "t", "parameters": {"type": "object"}}}
+
+
+def tool_with(parameters: Any) -> Any:
+    return {"type": "function", "function": {"name": "t", "parameters": parameters}}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        (TOOL, TOOL),
+        (tool_with("x"),),
+        (tool_with({"type": "string"}),),
+        (tool_with({"anyOf": [{"type": "object"}, {"type": "array"}]}),),
+    ],
+    ids=["one name twice", "parameters no schema", "a string", "perhaps an array"],
+)
+def test_tools_that_cannot_be_called_are_refused(tools: Any) -> None:
+    with pytest.raises(ConfigError, match="tools"):
+        Request(QUESTION, make_workers(1), tools=tools)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": [{"a": 1}]}, {"type": "array", "minItems": float("inf")}],
+    ids=["a type that is none", "no whole number"],
+)
+def test_schemas_that_cannot_be_bounded_are_refused(engine: Engine, schema: Any) -> None:
+    with pytest.raises(RequestError):
+        ask(engine, grammar=Grammar.json(schema))
+
+
+def test_a_schema_deeper_than_any_is_refused() -> None:
+    with pytest.raises(ConfigError, match="schema"):
+        Grammar("json", '{"a":' * 100_000)
+
+
+def test_an_escaped_slash_in_a_pattern_is_one_slash_beside_tools(engine: Engine) -> None:
+    for pattern in ("a/b", r"a\/b"):
+        finished = ask(engine, grammar=Grammar.regex(pattern), tools=(TOOL,), tool_choice="auto")
+        assert finished.text == "a/b" or finished.calls

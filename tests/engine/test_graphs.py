@@ -1,0 +1,141 @@
+"""Passes that are replayed at rounded sizes, against passes that run as they come.
+
+A capture that does its work again on each replay stands in for a CUDA graph: whatever does not go
+through the buffers that a replay reads would be missing in the second pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from hogwild_engine import EngineConfig
+from hogwild_engine.api.errors import ConfigError
+from hogwild_engine.cache.block import Block
+from hogwild_engine.engine import Engine
+from hogwild_engine.loading.weights import Weights
+from hogwild_engine.step.batch import Feed, Plan
+from hogwild_engine.step.cuda_graphs import MAX_ROWS, CudaCapture, DecodeGraphs, rounded_up
+from hogwild_engine.step.model_runner import Runner
+from hogwild_engine.step.packed_batch import Sizes, pack, unpack
+from rig import Rig
+from tiny import tiny_model
+
+
+class Replays:
+    """Counts captures, and replays by working again."""
+
+    def __init__(self) -> None:
+        self.captures = 0
+
+    def __call__(
+        self, work: Callable[[], torch.Tensor]
+    ) -> tuple[torch.Tensor, Callable[[], object]]:
+        self.captures += 1
+        output = work().clone()
+        return output.fill_(torch.nan), lambda: output.copy_(work())
+
+
+def with_graphs(rig: Rig, capture: Any) -> Rig:
+    graphs = DecodeGraphs(rig.cache.shapes[0].device, capture)
+    rig.runner = Runner(rig.runner.forward, rig.cache, rig.windows, graphs)
+    return rig
+
+
+def written(rig: Rig) -> list[Block]:
+    """A common block of 19 tokens and two open ones, encoded at once."""
+    common, first, second = rig.block(range(100, 119)), rig.block([7, 8]), rig.block([9])
+    views: Sequence[tuple[Block, Sequence[Block]]] = (
+        (common, [common]),
+        (first, [common, first]),
+        (second, [common, first, second]),
+    )
+    rig.run([Feed(block, 0, len(block), view) for block, view in views], all_rows=False)
+    return [common, first, second]
+
+
+def decoded(rig: Rig, blocks: list[Block], writers: Sequence[int], token: int) -> torch.Tensor:
+    feeds = []
+    for writer in writers:
+        block = blocks[writer]
+        block.append([token + writer])
+        others = [other for other in blocks[1:] if other is not block]
+        feeds.append(Feed(block, len(block) - 1, 1, [blocks[0], *others, block], samples=True))
+    return rig.run(feeds, all_rows=False)
+
+
+def test_replayed_passes_give_the_logits_of_passes_that_run_as_they_come() -> None:
+    """With one writer and with two, over blocks that grow past a page."""
+    capture = Replays()
+    model = tiny_model("qwen2")  # one of its layers has a window
+    rigs = [Rig(model), with_graphs(Rig(model, impl="triton"), capture)]
+    blocks = [written(rig) for rig in rigs]
+    prefill_captures = capture.captures
+    for step, writers in enumerate([(1, 2), (2,), (1, 2), (1,)]):
+        plain, replayed = (
+            decoded(rig, made, writers, 200 + 10 * step)
+            for rig, made in zip(rigs, blocks, strict=True)
+        )
+        torch.testing.assert_close(replayed, plain, atol=2e-4, rtol=2e-4)
+    assert capture.captures - prefill_captures == 2  # one a number of rows
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("family", ["llama", "qwen2", "glm4"])
+def test_cuda_graphs_give_the_logits_of_passes_that_run_as_they_come(family: str) -> None:
+    model = tiny_model(family).to("cuda")
+    rigs = [Rig(model), with_graphs(Rig(model), CudaCapture())]
+    blocks = [written(rig) for rig in rigs]
+    for step, writers in enumerate([(1, 2), (1, 2), (2,), (1, 2), (1,), (1, 2)]):
+        plain, replayed = (
+            decoded(rig, made, writers, 200 + 10 * step)
+            for rig, made in zip(rigs, blocks, strict=True)
+        )
+        torch.testing.assert_close(replayed, plain, atol=2e-4, rtol=2e-4)
+
+
+def test_a_plan_padded_to_a_size_keeps_its_parts_and_fills_with_what_does_nothing() -> None:
+    rig = Rig(tiny_model("mistral"))
+    common, own = rig.block(range(100, 117)), rig.block(range(200, 203))
+    plan = Plan()
+    plan.add_session([Feed(common, 0, 17, [common]), Feed(own, 0, 3, [common, own], samples=True)])
+    needed = Sizes.of(plan)
+    sizes = rounded_up(needed)
+    assert all(size >= need for size, need in zip(sizes, needed, strict=True))
+    exact, padded = (unpack(pack(plan, size), size) for size in (needed, sizes))
+    for name, part, longer in zip(exact._fields, exact, padded, strict=True):
+        head = longer[: len(part), : part.shape[1]] if name == "pages" else longer[: len(part)]
+        assert torch.equal(head, part), name
+    assert (padded.slots[needed.rows :] == -1).all()
+    assert (padded.hi[needed.pairs :] == 0).all()
+    assert int(padded.num_rows.sum()) == sizes.pairs
+
+
+def test_long_passes_run_as_they_come() -> None:
+    capture = Replays()
+    rig = with_graphs(Rig(tiny_model("llama")), capture)
+    block = rig.block(range(100, 100 + MAX_ROWS + 1))
+    assert rig.run([Feed(block, 0, len(block), [block])]).isfinite().all()
+    assert capture.captures == 0
+
+
+def test_a_model_that_cannot_be_captured_runs_as_it_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def capture(work: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    rigs = [Rig(tiny_model("llama")), with_graphs(Rig(tiny_model("llama")), capture)]
+    plain, replayed = (decoded(rig, written(rig), (1, 2), 200) for rig in rigs)
+    torch.testing.assert_close(replayed, plain)
+    assert caplog.text.count("without CUDA graphs") == 1
+
+
+def test_graphs_where_there_is_no_cuda_device_are_refused(tokenizer: Any) -> None:
+    config = EngineConfig(device="cpu", num_pages=16, page_size=8, cuda_graphs=True)
+    with pytest.raises(ConfigError, match=r"^cuda_graphs: wanted a CUDA device"):
+        Engine(config, loaded=Weights(tiny_model("llama"), tokenizer))

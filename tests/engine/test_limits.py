@@ -1,0 +1,242 @@
+"""Where a run meets its limits, context, pool, budget, memory: it ends with a reason, no crash."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+
+from hogwild_engine import Engine, EngineConfig, Protocol, Request, SamplingParams, make_workers
+from hogwild_engine.api.errors import PromptTooLongError
+from hogwild_engine.api.events import Finished
+from hogwild_engine.api.layout import LAYOUTS, LayoutName
+from hogwild_engine.api.protocol import CODE, INSTRUCT, PAPER
+from hogwild_engine.loading.weights import Weights
+from hogwild_engine.step.batch import Plan
+from hogwild_engine.text.chat_template import ChatFormat
+from rig import Rig, Script, model_of
+from tiny import tiny_model
+
+HELLO = ({"role": "user", "content": "Hello"},)
+GREEDY = SamplingParams(temperature=0, seed=1)
+SHORT = Protocol(name="short", rules="Go.", stagger=0, min_chars=0, max_repeats=None)
+
+
+def longest_view(plan: Plan) -> int:
+    """Tokens that the row with the longest view reads."""
+    seen: dict[int, int] = {}
+    for entry in plan.entries:
+        for offset, end in enumerate(entry.hi):
+            row = entry.first_row + offset
+            seen[row] = seen.get(row, 0) + end
+    return max(seen.values())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("num_workers", [2, 5])
+@pytest.mark.parametrize("answer", ["write", "join"])
+def test_a_full_context_ends_the_run_with_an_answer(
+    tiny_engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    layout: LayoutName,
+    num_workers: int,
+    answer: Any,
+) -> None:
+    engine = tiny_engine("llama", talkative=True)
+    run, longest = engine._runner.run, 0
+
+    def watch(plan: Plan) -> Any:
+        nonlocal longest
+        longest = max(longest, longest_view(plan))
+        return run(plan)
+
+    monkeypatch.setattr(engine._runner, "run", watch)
+    monkeypatch.setattr(engine, "context_len", 300)
+    request = Request(
+        HELLO,
+        workers=make_workers(num_workers),
+        protocol=SHORT,
+        layout=layout,
+        answer=answer,
+        max_steps=10_000,
+        max_tokens=20,
+        sampling=GREEDY,
+    )
+    done = engine.submit(request).result(60)
+    assert done.finish_reason == "length"
+    assert done.text
+    assert longest <= 300
+    assert done.usage.steps > 2
+
+
+def test_a_single_worker_fills_its_context_and_says_so(
+    tiny_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tiny_engine("qwen2")
+    monkeypatch.setattr(engine, "context_len", 100)
+    request = Request(HELLO, workers=make_workers(1), max_tokens=10_000, sampling=GREEDY)
+    done = engine.submit(request).result(60)
+    assert done.finish_reason == "length"
+    assert done.usage.prompt_tokens + done.usage.answer_tokens == 100
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_a_small_pool_refuses_or_answers(
+    tiny_engine: Callable[..., Engine], num_workers: int, page_size: int
+) -> None:
+    """At every size of the pool: an error at submit, or a whole run that may be cut short."""
+    shared = tiny_engine("llama", talkative=True)
+    loaded = Weights(model_of(shared), shared.tokenizer)
+    outcomes = []
+    for tokens in (16, 128, 192, 256, 320, 416, 640):
+        config = EngineConfig(model="tiny", num_pages=tokens // page_size, page_size=page_size)
+        with Engine(config, loaded=loaded) as engine:
+            request = Request(
+                HELLO,
+                workers=make_workers(num_workers),
+                protocol=SHORT,
+                max_steps=12,
+                max_tokens=8,
+                sampling=GREEDY,
+            )
+            try:
+                done = engine.submit(request).result(60)
+            except PromptTooLongError:
+                outcomes.append("refused")
+            else:
+                assert done.text
+                outcomes.append(done.finish_reason)
+            stats = engine.stats()
+            assert stats.free_pages == stats.num_pages
+    served = outcomes[outcomes.count("refused") :]
+    assert outcomes[0] == "refused"
+    assert "refused" not in served
+    assert served
+
+
+@pytest.fixture(scope="module")
+def rig() -> Rig:
+    return Rig(tiny_model("llama"), num_pages=4000)
+
+
+@pytest.fixture
+def free_after(rig: Rig) -> Iterator[None]:
+    yield
+    assert rig.all_free
+
+
+FRAGMENTS = (" word", " word word", ".\n\n", "!\n\n", "\n\n", "```\n", "x = 1\n", " STOP")
+
+
+def random_request(rng: random.Random) -> Request:
+    names = [rng.choice(("Al", "Worker with a long name", "龘" * 60)) for _ in range(5)]
+    workers = make_workers([f"{name}{i}" for i, name in enumerate(names[: rng.randint(1, 5)])])
+    protocol = replace(
+        rng.choice((SHORT, PAPER, INSTRUCT, CODE)),
+        rules="Go.",
+        ending_token=rng.choice(("opens", "closes")),
+        max_repeats=rng.choice((None, 2)),
+        intervention_tokens=rng.choice((None, 1, 30)),
+        opening=rng.choice(("", "", " a long opening of many words" * 4)),
+    )
+    return Request(
+        ({"role": "user", "content": "word " * rng.choice((1, 50, 300))},),
+        workers=workers,
+        protocol=protocol,
+        layout=rng.choice(LAYOUTS),
+        sync_interval=rng.choice((1, None)),
+        answer=rng.choice(("write", "join")),
+        max_steps=rng.choice((1, 20, 200)),
+        max_tokens=rng.choice((1, 40, 300)),
+        stop=rng.choice(((), ("STOP",))),
+    )
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_a_session_never_holds_more_than_it_set_aside(
+    rig: Rig, chat: ChatFormat, free_after: None, seed: int
+) -> None:
+    """Any pool, context, team and paragraphs: pages and views keep their bounds."""
+    rng = random.Random(seed)
+    request = random_request(rng)
+    names = [worker.name for worker in request.workers]
+    texts = {name: rng.choices(FRAGMENTS, k=600) for name in ("", *names)}
+    context_len = rng.choice((200, 700, 4000))
+    num_pages = rng.choice((20, 60, 200, 4000))
+    try:
+        script = Script(rig, chat, request, texts, context_len=context_len, num_pages=num_pages)
+    except PromptTooLongError:
+        return
+    session = script.session
+    assert session.num_pages <= num_pages
+
+    def check(turn: Any) -> None:
+        held = rig.cache.pool.num_pages - rig.cache.pool.num_free
+        assert held <= session.num_pages
+        plan = Plan()
+        plan.add_session(turn.feeds, turn.hidden)
+        assert longest_view(plan) <= context_len
+
+    while session.finished is None:
+        assert script.turns < 700
+        script.step(50 if session.is_prefill else 10_000, check)
+    session.release()
+    assert isinstance(script.events[-1], Finished)
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 64, 256])
+@pytest.mark.parametrize("num_workers", [2, 5])
+@pytest.mark.parametrize("max_steps", [1, 30])
+def test_a_run_that_has_room_is_never_cut_short(
+    chat: ChatFormat, page_size: int, num_workers: int, max_steps: int
+) -> None:
+    """What a session sets aside is enough for its whole budget."""
+    rig = Rig(tiny_model("llama"), num_pages=max(80, 2000 // page_size), page_size=page_size)
+    request = Request(
+        HELLO,
+        workers=make_workers(num_workers),
+        protocol=SHORT,
+        max_steps=max_steps,
+        max_tokens=5,
+        answer="write",
+    )
+    texts = {
+        worker.name: [" a paragraph of about a dozen words that ends here.\n\n"] * 9
+        for worker in request.workers
+    }
+    script = Script(rig, chat, request, {**texts, "": [" Done", 2]})
+    script.run()
+    done = script.session.finished
+    assert done is not None
+    assert (done.usage.steps, done.finish_reason, done.text) == (max_steps, "stop", "Done")
+
+
+def test_a_long_run_grows_by_its_cache_pages_only(tokenizer: Any) -> None:
+    """300 steps of four workers, in a pool whose pages are touched before."""
+    model = tiny_model("llama")
+    model.config.max_position_embeddings = 4096
+    config = EngineConfig(model="tiny", num_pages=400, page_size=8)
+    request = Request(
+        HELLO,
+        workers=make_workers(4),
+        protocol=SHORT,
+        max_steps=300,
+        max_tokens=5,
+        sampling=GREEDY,
+    )
+    process = psutil.Process()
+    with Engine(config, loaded=Weights(model, tokenizer)) as engine:
+        for group in engine._cache.groups:
+            group.keys.zero_()
+            group.values.zero_()
+        engine.submit(request).result(120)  # the allocator has its memory from here on
+        before = process.memory_info().rss
+        done = engine.submit(request).result(120)
+        growth = process.memory_info().rss - before
+    assert done.usage.steps == 300
+    assert growth < 2**20

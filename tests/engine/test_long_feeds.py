@@ -1,0 +1,216 @@
+"""Long feeds, whose rows attend over whole sequences, against the same passes without.
+
+The library that would attend on a GPU is the definition itself here (`sequences.plain`).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from hogwild_engine import EngineConfig
+from hogwild_engine.api.errors import ConfigError, ModelRefusedError
+from hogwild_engine.engine import Engine
+from hogwild_engine.loading import load
+from hogwild_engine.loading.weights import Weights
+from hogwild_engine.step import batch
+from hogwild_engine.step.batch import Feed, Plan
+from hogwild_engine.step.packed_batch import Sizes, pack, unpack
+from hogwild_kernels import BlockTable
+from hogwild_kernels.cuda import varlen
+from rig import Rig
+from sequences import plain
+from tiny import tiny_model
+
+IMPL = "triton" if find_spec("triton") and not torch.cuda.is_available() else "reference"
+LONG = 20
+
+
+@pytest.fixture(autouse=True)
+def long_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "LONG_FEED", LONG)
+
+
+def ranges_by_runs(table: BlockTable, rows: set[int]) -> dict[tuple[int, int], tuple[int, int]]:
+    """What runs let each (row, entry) see, those of other rows left to the columns."""
+    seen: dict[tuple[int, int], tuple[int, int]] = {}
+    for run in table.runs:
+        for index in range(run.num_rows):
+            diagonal = run.hi - run.num_rows + index
+            before, after = run.window
+            lo = max(run.lo, diagonal - before) if before >= 0 else run.lo
+            hi = min(run.hi, diagonal + after + 1) if after >= 0 else run.hi
+            key = run.first_row + index, run.entry
+            assert key not in seen
+            assert run.first_pair + index == pair_of(table, *key)
+            assert before < 0 or after == 0 or run.num_rows <= run.hi - run.lo
+            seen[key] = lo, hi
+    assert {row for row, _ in seen} == rows
+    return seen
+
+
+def pair_of(table: BlockTable, row: int, entry: int) -> int:
+    return int(table.first_pair[entry]) + row - int(table.first_row[entry])
+
+
+def ranges_by_columns(table: BlockTable, rows: set[int]) -> dict[tuple[int, int], tuple[int, int]]:
+    pairs = zip(
+        table.row_of_pair().tolist(),
+        table.entry_of_pair().tolist(),
+        zip(table.lo.tolist(), table.hi.tolist(), strict=True),
+        strict=True,
+    )
+    return {(row, entry): span for row, entry, span in pairs if row in rows and span[0] < span[1]}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_runs_say_what_the_columns_say_in_every_window(seed: int) -> None:
+    """Random passes: several sessions, feeds long and short, blocks that stand in a view twice."""
+    rng = random.Random(seed)
+    rig = Rig(tiny_model("llama"), num_pages=200)
+    made = Plan()
+    for _ in range(rng.randint(1, 3)):
+        common = rig.block(range(rng.randint(1, 60)))
+        own = [rig.block(range(rng.randint(1, 70))) for _ in range(3)]
+        feeds = []
+        for block in (common, *own):
+            start = rng.randint(0, len(block) - 1)
+            others = [other for other in own if other is not block]
+            view = [common, *others, block] if block is not common else [common]
+            if rng.random() < 0.3 and block is not common:
+                view.insert(0, common)
+            feeds.append(Feed(block, start, len(block) - start, view))
+        rng.shuffle(feeds)
+        made.add_session(feeds)
+    rows = {row for long in made.long for row in long}
+    sizes = Sizes.of(made)
+    rotation = rig.cache.shapes[0].rotation
+    for window in (None, 1, 2, 7, 20, 33, 64, 100, 1000):
+        table = unpack(pack(made, sizes), sizes).table(rotation, window, made.runs(window))
+        assert ranges_by_runs(table, rows) == ranges_by_columns(table, rows)
+        deltas = table.cos[[run.first_pair for run in table.runs]]
+        for run, cos in zip(table.runs, deltas, strict=True):
+            of_run = table.cos[run.first_pair : run.first_pair + run.num_rows]
+            assert (of_run == cos).all()
+
+
+def passes(rig: Rig) -> list[torch.Tensor]:
+    """Two workers decode while another session's prompt comes in, in a long and a short piece; then
+    a long history behind two blocks.
+    """
+    common, first, second = rig.block(range(100, 119)), rig.block([7, 8]), rig.block([9])
+    rig.run([Feed(common, 0, 19, [common])])
+    prompt = rig.block(range(200, 231))
+    logits = []
+    for start, count in ((0, LONG + 3), (LONG + 3, 8)):
+        made = Plan()
+        feeds = [
+            Feed(first, 0, 2, [common, second, first], samples=True),
+            Feed(second, 0, 1, [common, first, second], samples=True),
+        ]
+        made.add_session(feeds)
+        made.add_session([Feed(prompt, start, count, [prompt], samples=True)])
+        made.sampled = list(range(len(made.tokens)))
+        logits.append(rig.runner.run(made))
+    history = rig.block(range(300, 330))
+    logits.append(rig.run([Feed(history, 0, 30, [common, prompt, history], samples=True)]))
+    return logits
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the rig's model is on the CPU")
+@pytest.mark.parametrize(
+    ("family", "impl"),
+    [
+        ("llama", IMPL),  # beside the Triton kernels, in their interpreter
+        ("qwen2", "reference"),  # a window of 6 in one layer
+        ("mistral", "reference"),
+        ("gemma2", "reference"),  # softcap
+        ("gpt_oss", "reference"),  # sinks
+        ("smollm3", "reference"),  # layers without rope
+        ("glm4", "reference"),  # interleaved pairs, half of the dims
+    ],
+)
+def test_a_long_prompt_beside_decoding_gives_the_logits_it_gives_without(
+    sequence_calls: list[tuple[int, int]], family: str, impl: str
+) -> None:
+    model = tiny_model(family)
+    plain = passes(Rig(model, impl="reference", prefill="same"))
+    assert not sequence_calls
+    apart = passes(Rig(model, impl=impl, prefill="flash"))
+    assert max(rows for rows, _ in sequence_calls) == 30
+    for got, wanted in zip(apart, plain, strict=True):
+        torch.testing.assert_close(got, wanted, atol=2e-4, rtol=2e-4)
+
+
+@pytest.fixture
+def load_engine(tokenizer: Any) -> Callable[..., Engine]:
+    def make(**options: Any) -> Engine:
+        config = EngineConfig(
+            device="cpu", num_pages=16, page_size=8, attention="reference", **options
+        )
+        return Engine(config, Weights(tiny_model("llama"), tokenizer))
+
+    return make
+
+
+def test_a_library_that_was_asked_for_and_cannot_run_is_an_error(
+    load_engine: Callable[..., Engine],
+) -> None:
+    said = r"^prefill_attention: wanted for 'varlen' a CUDA device"
+    with pytest.raises(ConfigError, match=said):
+        load_engine(prefill_attention="varlen")
+
+
+def test_kernels_that_cannot_read_this_cache_are_an_error_of_the_setting(tokenizer: Any) -> None:
+    config = EngineConfig(dtype="float16", attention="native", num_pages=16)
+    with pytest.raises(ConfigError, match=r"^attention: wanted for 'native'"):
+        Engine(config, Weights(tiny_model("llama").half(), tokenizer))
+
+
+def test_a_library_attends_in_a_check_at_load(
+    sequence_calls: list[tuple[int, int]], load_engine: Callable[..., Engine]
+) -> None:
+    with load_engine(prefill_attention="flash") as engine:
+        assert engine._cache.prefill == "flash"
+    assert (6, 12) in sequence_calls
+    sequence_calls.clear()
+    with load_engine(prefill_attention="auto") as engine:  # which leaves the reference alone
+        assert engine._cache.prefill == "same"
+    assert not sequence_calls
+
+
+@pytest.mark.usefixtures("sequence_calls")
+def test_a_library_that_is_off_is_refused_where_it_was_asked_for(
+    load_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def off(*tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = plain(*tensors, **options)
+        return out, lse / math.log(2)
+
+    monkeypatch.setitem(varlen.BACKENDS, "flash", off)
+    with pytest.raises(ModelRefusedError, match="'logits'"):
+        load_engine(prefill_attention="flash")
+
+
+@pytest.mark.skipif(IMPL != "triton", reason="auto leaves all others alone")
+@pytest.mark.usefixtures("sequence_calls")
+@pytest.mark.parametrize("fault", [RuntimeError("no kernel image"), None], ids=["raises", "is off"])
+def test_auto_does_without_a_library_that_fails_the_check(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception | None
+) -> None:
+    def off(*tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if fault:
+            raise fault
+        out, lse = plain(*tensors, **options)
+        return 2 * out, lse
+
+    monkeypatch.setitem(varlen.BACKENDS, "flash", off)
+    rig = Rig(tiny_model("llama"), impl="triton")
+    assert load._prefill(rig.model, rig.runner, list(range(24)), "auto") == "same"
+    assert "long prompts attend through the kernels of all other rows" in caplog.text

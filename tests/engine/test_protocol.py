@@ -1,0 +1,256 @@
+"""The workers' phase, on tokens that the test picks: what ends, moves and stops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hogwild_engine import Paragraph, make_workers
+from hogwild_engine.api.events import Intervention, ParagraphFinished, Step
+from hogwild_engine.api.layout import LAYOUTS
+from hogwild_engine.api.protocol import CODE, PAPER
+from stage import END, PROSE, Stage, common_text, done, ends, history, own_text, steps
+from streams import check_streams
+
+# Paragraphs
+
+
+def test_a_finished_paragraph_moves_to_the_history_and_the_next_one_opens(stage: Stage) -> None:
+    script = stage.script({"Alice": [" One two.\n\n"], "Bob": [" Three four five six"]})
+    assert own_text(script, 0) == "**Alice [1]:**"
+    steps(script, 4)
+    assert history(script) == [("Alice", 1, "One two.", True)]
+    assert common_text(script) == "**Alice [1]:** One two.\n\n"
+    assert own_text(script, 0) == "**Alice [2]:**"
+    assert own_text(script, 1) == "**Bob [1]:** Three four five six"
+    [event] = script.of(ParagraphFinished)
+    assert (event.step, event.index, event.paragraph.step) == (4, 0, 4)
+
+
+def test_the_ending_token_may_open_the_next_block_as_published(stage: Stage) -> None:
+    script = stage.script(
+        {"Alice": [" One two.\n\n"]}, protocol=replace(PROSE, ending_token="opens")
+    )
+    steps(script, 4)
+    assert common_text(script) == "**Alice [1]:** One two."
+    assert own_text(script, 0) == "\n\n**Alice [2]:**"
+
+
+def test_a_blank_line_of_two_tokens_ends_a_paragraph_at_its_second(stage: Stage) -> None:
+    newline = stage.chat.encode("\n")
+    texts: dict[str, list[str | int]] = {"Alice": [" One two.", *newline, *newline]}
+    script = stage.script(texts)
+    steps(script, 4)
+    assert not history(script)
+    steps(script, 1)
+    assert history(script) == [("Alice", 1, "One two.", True)]
+    assert common_text(script) == "**Alice [1]:** One two.\n\n"
+
+
+def test_paragraphs_of_one_step_move_in_worker_order(stage: Stage) -> None:
+    script = stage.script(
+        {"Bob": [" b.\n\n"], "Alice": [" a.\n\n"], "Carol": [" c.\n\n"]}, workers=make_workers(3)
+    )
+    steps(script, 3)
+    assert [p[0] for p in history(script)] == ["Alice", "Bob", "Carol"]
+    assert common_text(script) == "".join(
+        f"**{name} [1]:** {name[0].lower()}.\n\n" for name in ("Alice", "Bob", "Carol")
+    )
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "arrival"])
+def test_without_a_history_paragraphs_stay_where_they_were_written(
+    stage: Stage, layout: Any
+) -> None:
+    script = stage.script({"Alice": [" One.\n\n", " Two"]}, layout=layout)
+    steps(script, 4)
+    assert not common_text(script)
+    if layout == "contiguous":
+        assert own_text(script, 0) == "**Alice [1]:** One.\n\n**Alice [2]:** Two"
+        assert history(script) == [("Alice", 1, "One.", True)]
+
+
+def test_unsynchronised_workers_keep_their_paragraphs_to_the_end(stage: Stage) -> None:
+    script = stage.script(
+        {"Alice": [" One.\n\n", " Two", END, END]}, sync_interval=None, max_steps=8
+    )
+    script.run()
+    assert not common_text(script)
+    assert own_text(script, 0).startswith("**Alice [1]:** One.\n\n**Alice [2]:** Two")
+    assert [p[2] for p in history(script) if p[0] == "Alice"] == ["One.", "Two"]
+
+
+def test_paragraph_numbers_go_on_from_the_history_of_the_request(stage: Stage) -> None:
+    told = (Paragraph("Bob", 1, "Before."), Paragraph("Bob", 2, "And then."))
+    script = stage.script(
+        {"Bob": [" Now.\n\n"]}, history=told, protocol=replace(PROSE, first_words=(" Hi",))
+    )
+    assert own_text(script, 0) == "**Alice [1]:**"
+    assert own_text(script, 1) == "**Bob [3]:**"
+    prompt = script.chat.decode(script.parallel._parts.common.tokens)
+    assert prompt.endswith("\n\n**Bob [1]:** Before.\n\n**Bob [2]:** And then.\n\n")
+    steps(script, 3)
+    assert history(script) == [("Bob", 3, "Now.", True)]
+
+
+def test_code_ends_at_its_closing_fence(stage: Stage) -> None:
+    script = stage.script({"Alice": ["x = 1\n```\n"]}, protocol=replace(CODE, stagger=0))
+    assert own_text(script, 0) == "**Alice [1]:**\n\n```python\n"
+    while not script.parallel.history:
+        script.step()
+    assert history(script) == [("Alice", 1, "```python\nx = 1\n```", True)]
+    assert common_text(script) == "**Alice [1]:**\n\n```python\nx = 1\n```\n\n"
+    assert own_text(script, 0) == "**Alice [2]:**\n\n```python\n"
+
+
+def test_a_fence_that_is_cut_is_closed_for_the_others(stage: Stage) -> None:
+    script = stage.script({"Alice": ["x = 1\n", END]}, protocol=replace(CODE, stagger=0))
+    while not script.parallel.history:
+        script.step()
+    assert common_text(script) == "**Alice [1]:**\n\n```python\nx = 1\n```\n\n"
+
+
+def test_openings_and_first_words_are_put_in_workers_mouths(stage: Stage) -> None:
+    protocol = replace(PROSE, opening=" Well:", first_words=(" I'm {name}.", " And I {name}."))
+    script = stage.script({"Alice": [" One.\n\n"]}, protocol=protocol, workers=make_workers(3))
+    assert [own_text(script, i) for i in range(3)] == [
+        "**Alice [1]:** Well: I'm Alice.",
+        "**Bob [1]:** Well: And I Bob.",
+        "**Carol [1]:** Well: And I Carol.",
+    ]
+    steps(script, 3)
+    assert history(script) == [("Alice", 1, "Well: I'm Alice. One.", True)]
+    assert own_text(script, 0) == "**Alice [2]:** Well:"
+
+
+# Turns and stops
+
+
+def test_an_end_of_turn_after_text_ends_the_paragraph_and_then_the_worker(stage: Stage) -> None:
+    script = stage.script({"Alice": [" One", END, END], "Bob": [" Two three four five"]})
+    steps(script, 2)
+    assert history(script) == [("Alice", 1, "One", True)]
+    assert common_text(script) == "**Alice [1]:** One\n\n"
+    assert not ends(script)
+    steps(script, 1)
+    assert ends(script) == {"Alice": "end_of_turn"}
+    assert not script.writers[0].block.tokens
+    steps(script, 2)
+    assert script.of(Step)[-1].active == ("Bob",)
+
+
+def test_an_end_of_turn_may_end_the_session(stage: Stage) -> None:
+    protocol = replace(PROSE, end_of_turn="ends_session")
+    script = stage.script({"Alice": [" One", END], "Bob": [" Two three four"]}, protocol=protocol)
+    script.run()
+    assert history(script) == [("Alice", 1, "One", True), ("Bob", 1, "Two three", False)]
+    assert ends(script) == {"Alice": "end_of_turn", "Bob": "stop"}
+    assert done(script).usage.steps == 2
+
+
+def test_all_workers_done_ends_the_parallel_phase(stage: Stage) -> None:
+    script = stage.script({"Alice": [END], "Bob": [" x", END, END], "": [" fine", END]})
+    script.run()
+    assert ends(script) == {"Alice": "end_of_turn", "Bob": "end_of_turn"}
+    assert (done(script).text, done(script).finish_reason) == ("fine", "stop")
+    assert done(script).usage.steps == 3
+
+
+def test_workers_start_their_stagger_apart(stage: Stage) -> None:
+    script = stage.script(workers=make_workers(3), protocol=replace(PROSE, stagger=2), max_steps=6)
+    script.run()
+    assert [event.active for event in script.of(Step)] == [
+        *[("Alice",)] * 2,
+        *[("Alice", "Bob")] * 2,
+        *[("Alice", "Bob", "Carol")] * 2,
+    ]
+
+
+@pytest.mark.parametrize("first", [[END], [" x", END, END]])
+def test_workers_start_although_those_before_them_are_done_early(
+    stage: Stage, first: list[Any]
+) -> None:
+    """Nobody writes in between, so no pass would come if the stagger were waited for."""
+    script = stage.script({"Alice": first}, protocol=replace(PROSE, stagger=10), max_steps=8)
+    script.run(60)
+    assert any(event.active == ("Bob",) for event in script.of(Step))
+
+
+def test_a_boxed_answer_in_a_finished_paragraph_stops_all(stage: Stage) -> None:
+    protocol = replace(PAPER, first_words=())
+    texts: dict[str, list[str | int]] = {
+        "Alice": [" It is \\boxed{}.\n\n", " So \\boxed{4}.\n\n"],
+        "Bob": [" Thinking \\boxed{5} on and on and on and on and on"],
+    }
+    script = stage.script(texts, protocol=protocol, max_steps=60)
+    script.run()
+    complete = [p for p in history(script) if p[3]]
+    assert complete == [
+        ("Alice", 1, "It is \\boxed{}.", True),
+        ("Alice", 2, "So \\boxed{4}.", True),
+    ]
+    assert ends(script) == {"Alice": "stop", "Bob": "stop"}
+    assert done(script).usage.steps < 60
+
+
+def test_a_stop_string_ends_its_worker_only(stage: Stage) -> None:
+    texts: dict[str, list[str | int]] = {
+        "Alice": [" One two ST", "OP three"],
+        "Bob": [" Four five"],
+    }
+    script = stage.script(texts, stop=("STOP",), max_steps=10)
+    script.run()
+    assert ends(script) == {"Alice": "stop", "Bob": "length"}
+    assert history(script)[0] == ("Alice", 1, "One two", True)
+    assert "ST" not in common_text(script)
+    check_streams(script.events)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stop_string_at_once_leaves_no_paragraph(stage: Stage, layout: Any) -> None:
+    script = stage.script(
+        {"Alice": ["STOP"]}, stop=("STOP",), max_steps=6, protocol=replace(PROSE, max_repeats=1)
+    )
+    script.run()
+    assert ends(script)["Alice"] == "stop"
+    assert [p[0] for p in history(script)] == ["Bob"]
+
+
+def test_the_budget_of_steps_is_kept(stage: Stage) -> None:
+    script = stage.script(max_steps=7)
+    script.run()
+    assert [event.step for event in script.of(Step)] == list(range(1, 8))
+    assert ends(script) == {"Alice": "length", "Bob": "length"}
+    assert [p[3] for p in history(script)] == [False, False]
+    assert done(script).usage.worker_tokens == {"Alice": 7, "Bob": 7}
+
+
+# Interventions
+
+
+def test_the_first_to_end_a_paragraph_after_enough_tokens_is_intervened(stage: Stage) -> None:
+    """One counter over all workers' tokens, which starts again behind an intervention."""
+    protocol = replace(PROSE, intervention="Am I useful?", intervention_tokens=13)
+    texts: dict[str, list[str | int]] = {
+        "Alice": [" a.\n\n", " a b c d e f.\n\n", " a.\n\n", " a.\n\n"],
+        "Bob": [" b c d e f g h.\n\n", " b.\n\n"],
+    }
+    script = stage.script(texts, protocol=protocol, max_steps=24)
+    script.run()
+    told = script.of(Intervention)
+    assert [(event.worker, event.step, event.text) for event in told] == [
+        ("Bob", 9, "Am I useful?"),
+        ("Alice", 17, "Am I useful?"),
+    ]
+    said = {(p[0], p[1]): p[2] for p in history(script)}
+    assert said["Bob", 2] == "Am I useful? b."
+    assert "**Bob [2]:** Am I useful? b." in common_text(script)
+    check_streams(script.events)
+
+
+def test_no_intervention_comes_where_the_protocol_has_none(stage: Stage) -> None:
+    script = stage.script({"Alice": [" a.\n\n"] * 6}, max_steps=20)
+    script.run()
+    assert not script.of(Intervention)

@@ -1,0 +1,49 @@
+"""Tables of turns: looked up where they are kept, computed where not, the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hogwild_engine.cache.rope import FEWEST_TURNS, MOST_TURNS, Rotation
+
+
+def rotation(sign: int = 1) -> Rotation:
+    return Rotation(tuple(1e4 ** (-i / 24) for i in range(24)), 64, sign=sign)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [],
+        [0],
+        [5, 5, 0, 1],
+        [FEWEST_TURNS - 1, 3],
+        [FEWEST_TURNS],
+        [3, MOST_TURNS - 1, 7],
+        [MOST_TURNS],
+        [10**7, 2],
+        [-4, 3],
+        [-4],
+        [3, -MOST_TURNS],
+    ],
+    ids=str,
+)
+def test_a_table_has_the_cosines_and_sines_of_its_turns(turns: list[int], sign: int) -> None:
+    made = rotation(sign)
+    frequencies = torch.zeros(32, dtype=torch.float64)
+    frequencies[:24] = torch.tensor(made.inv_freq, dtype=torch.float64)
+    angle = torch.tensor(turns, dtype=torch.float64)[:, None] * frequencies * sign
+    for _ in range(2):
+        for given in (turns, torch.tensor(turns, dtype=torch.int64), torch.tensor(turns).int()):
+            cos, sin = made.table(given)
+            assert torch.equal(cos, angle.cos().float())
+            assert torch.equal(sin, angle.sin().float())
+
+
+def test_a_table_grows_with_its_turns_and_not_beyond_its_bound() -> None:
+    made = rotation()
+    for turns, rows in ([2], FEWEST_TURNS), ([5000], 8192), ([10], 8192), ([MOST_TURNS], 8192):
+        made.table(turns)
+        assert len(made._kept._table[0]) == rows

@@ -1,0 +1,329 @@
+"""Sampling against transformers' processors: the same tokens survive, as probable as there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from hogwild_engine.step import sampling
+from hogwild_engine.step.ranking import rank
+from hogwild_engine.step.sampling import CANDIDATES, Draw, Sampling, sample, uniform
+from hogwild_kernels.cpu import c_backend
+
+NEUTRAL = Sampling(1.0, 1.0, 0, 0.0, 1.0, seed=0)
+VOCABULARY = 2_003  # no whole number of vectors
+NUM_DRAWS = 4_000
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "temperature": {"temperature": 0.6},
+    "hot": {"temperature": 3.0},
+    "top-k of one": {"top_k": 1},
+    "top-k": {"top_k": 20},
+    "top-k that is the candidates": {"top_k": CANDIDATES[0]},
+    "top-k beyond the first candidates": {"top_k": CANDIDATES[0] + 50},
+    "top-k beyond all candidates": {"top_k": CANDIDATES[1] + 50},
+    "top-k beyond all candidates, top-p": {"top_k": CANDIDATES[1] + 50, "top_p": 0.5},
+    "top-k beyond the vocabulary": {"top_k": 10 * VOCABULARY},
+    "top-p": {"top_p": 0.9},
+    "top-p of almost nothing": {"top_p": 1e-6},
+    "top-p beyond the candidates": {"top_p": 0.97, "temperature": 2.0},
+    "top-p of almost all": {"top_p": 0.9999, "temperature": 2.0},
+    "min-p": {"min_p": 0.05},
+    "min-p beyond the candidates": {"min_p": 0.001, "temperature": 3.0},
+    "min-p of all": {"min_p": 1.0},
+    "penalty": {"repetition_penalty": 1.3},
+    "reward": {"repetition_penalty": 0.8},
+    "all": {
+        "temperature": 0.8,
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.1,
+    },
+    "all beyond the candidates": {
+        "temperature": 2.0,
+        "top_k": 900,
+        "top_p": 0.95,
+        "min_p": 0.001,
+        "repetition_penalty": 1.1,
+    },
+}
+
+
+def some_logits(seed: int = 0) -> torch.Tensor:
+    """``[V]``, no two alike."""
+    return torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def sweep(
+    monkeypatch: pytest.MonkeyPatch, logits: torch.Tensor, setting: Sampling, **draw: Any
+) -> torch.Tensor:
+    """The tokens of one row at noise 0, 1/N, 2/N …"""
+    with monkeypatch.context() as patch:
+        patch.setattr(sampling, "uniform", lambda _seed, _writer, index: index / NUM_DRAWS)
+        draws = [Draw(setting, 0, index, **draw) for index in range(NUM_DRAWS)]
+        drawn = sample(logits.repeat(NUM_DRAWS, 1), draws)
+    return torch.tensor([token for token, _ in drawn])
+
+
+def processed(logits: torch.Tensor, setting: Sampling, seen: Sequence[int] = ()) -> torch.Tensor:
+    """What transformers' ``generate`` makes of the logits, in its order. ``[V]``."""
+    steps: list[Any] = []
+    if setting.repetition_penalty != 1:
+        steps.append(RepetitionPenaltyLogitsProcessor(setting.repetition_penalty))
+    steps.append(TemperatureLogitsWarper(setting.temperature))
+    if setting.top_k:
+        steps.append(TopKLogitsWarper(setting.top_k))
+    if setting.top_p < 1:
+        steps.append(TopPLogitsWarper(setting.top_p))
+    if setting.min_p:
+        steps.append(MinPLogitsWarper(setting.min_p))
+    ids: Any = torch.tensor([list(seen)], dtype=torch.int64)
+    row: Any = logits[None].clone()
+    scores: Any = LogitsProcessorList(steps)(ids, row)
+    return scores[0]
+
+
+CASES = [*((name, 0.0) for name in SETTINGS), *((name, -9.0) for name in ("penalty", "reward"))]
+"""With a number that is added to all logits: penalties tell those below zero from those above."""
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("name", "shift"), CASES)
+def test_tokens_come_as_often_as_transformers_would_draw_them(
+    monkeypatch: pytest.MonkeyPatch, name: str, shift: float, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(c_backend, "build_error", lambda: "no C compiler")
+    setting = replace(NEUTRAL, **SETTINGS[name])
+    logits, seen = some_logits() + shift, range(0, VOCABULARY, 7)
+    probability = torch.softmax(processed(logits, setting, seen).double(), -1)
+    tokens = sweep(monkeypatch, logits, setting, seen=seen)
+    count = torch.bincount(tokens, minlength=VOCABULARY)
+    assert not count[probability == 0].any()
+    assert float((count - probability * NUM_DRAWS).abs().max()) < 1.01
+    likely = probability > 1.1 / NUM_DRAWS
+    assert count[likely].all()
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+@pytest.mark.parametrize("seed", range(3))
+def test_temperature_zero_is_the_most_probable_token(name: str, seed: int) -> None:
+    setting = replace(NEUTRAL, **{**SETTINGS[name], "temperature": 0.0})
+    logits, seen = some_logits(seed), [int(some_logits(seed).argmax())]
+    wanted = processed(logits, replace(setting, temperature=1.0), seen).argmax()
+    [drawn] = sample(logits[None].clone(), [Draw(setting, 0, 0, seen=seen)])
+    assert drawn.token == int(wanted)
+
+
+def test_a_draw_depends_on_seed_writer_and_index_only() -> None:
+    """Whatever else is drawn beside it, in whichever row it stands."""
+    settings = [replace(NEUTRAL, **options) for options in SETTINGS.values()]
+    draws = [
+        Draw(replace(setting, seed=seed), writer, index)
+        for setting in settings
+        for seed, writer, index in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))
+    ]
+    logits = torch.stack([some_logits(i) for i in range(len(draws))])
+    alone = [sample(row[None].clone(), [draw])[0] for row, draw in zip(logits, draws, strict=True)]
+    together = sample(logits.clone(), draws)
+    assert [drawn.token for drawn in together] == [drawn.token for drawn in alone]
+    backwards = sample(logits.flip(0).clone(), draws[::-1])
+    assert [drawn.token for drawn in backwards[::-1]] == [drawn.token for drawn in alone]
+
+
+@pytest.mark.parametrize("change", ["seed", "writer", "index"])
+def test_seed_writer_and_index_each_change_the_noise(change: str) -> None:
+    base = {"seed": 5, "writer": 2, "index": 9}
+    values = {uniform(**{**base, change: value}) for value in range(200)}
+    assert len(values) == 200
+
+
+@pytest.mark.parametrize("change", ["seed", "writer", "index"])
+def test_seed_writer_and_index_each_change_what_is_drawn(change: str) -> None:
+    drawn = []
+    for value in range(8):
+        place = {"seed": 5, "writer": 2, "index": 9, change: value}
+        setting = replace(NEUTRAL, seed=place["seed"])
+        draw = Draw(setting, place["writer"], place["index"])
+        drawn += sample(torch.zeros(1, 1000), [draw])
+    assert len({one.token for one in drawn}) > 4
+
+
+def test_the_noise_is_uniform_and_below_one() -> None:
+    draws = product(range(20), range(5), range(100))
+    values = torch.tensor([uniform(*draw) for draw in draws])
+    assert 0 <= float(values.min()) < float(values.max()) < 1
+    counts = torch.histc(values, bins=20, min=0, max=1)
+    assert float((counts - 500).abs().max()) < 5 * 500**0.5
+
+
+def test_neighbouring_seeds_writers_and_indices_share_no_sequence() -> None:
+    def row(seed: int, writer: int) -> list[float]:
+        return [uniform(seed, writer, index) for index in range(50)]
+
+    rows = [value for seed in range(10) for writer in range(10) for value in row(seed, writer)]
+    assert len(set(rows)) > 0.999 * len(rows)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.2}], ids=str)
+def test_banned_tokens_never_come(
+    monkeypatch: pytest.MonkeyPatch, temperature: float, options: dict[str, Any]
+) -> None:
+    logits = some_logits()
+    banned = set(logits.topk(30).indices.tolist())
+    setting = replace(NEUTRAL, temperature=temperature, **options)
+    tokens = sweep(monkeypatch, logits, setting, banned=banned)
+    assert banned.isdisjoint(tokens.tolist())
+    wanted = logits.clone()
+    wanted[list(banned)] = -torch.inf
+    assert int(wanted.argmax()) in tokens.tolist()
+
+
+def test_the_last_token_that_is_not_banned_comes_whatever_the_settings() -> None:
+    for options in SETTINGS.values():
+        setting = replace(NEUTRAL, **options)
+        banned = set(range(VOCABULARY)) - {77}
+        [drawn] = sample(some_logits()[None], [Draw(setting, 0, 0, banned=banned)])
+        assert drawn.token == 77
+        assert drawn.probability == pytest.approx(1.0)
+
+
+def test_a_token_comes_with_its_probability_before_any_filter() -> None:
+    logits = some_logits()
+    plain = torch.softmax(logits, -1)
+    for options in ({"temperature": 0.0}, {"top_k": 3}, {"temperature": 0.3, "top_p": 0.5}):
+        [drawn] = sample(logits[None].clone(), [Draw(replace(NEUTRAL, **options), 0, 0)])
+        assert drawn.probability == pytest.approx(float(plain[drawn.token]), rel=1e-4)
+
+
+def test_a_small_vocabulary_needs_no_candidates_beyond_it() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0]])
+    draws = [Draw(replace(NEUTRAL, top_k=50, top_p=0.99), 0, index) for index in range(50)]
+    tokens = {drawn.token for drawn in sample(logits.repeat(50, 1), draws)}
+    assert tokens == {0, 1, 2}
+
+
+@pytest.mark.parametrize("noise", [0.0, 1 - 2**-24])
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_the_ends_of_the_noise_draw_tokens_that_survive(
+    monkeypatch: pytest.MonkeyPatch, name: str, noise: float
+) -> None:
+    setting = replace(NEUTRAL, **SETTINGS[name])
+    fixed: Callable[..., float] = lambda *_: noise  # noqa: E731
+    monkeypatch.setattr(sampling, "uniform", fixed)
+    for seed in range(5):
+        logits = some_logits(seed)
+        [drawn] = sample(logits[None].clone(), [Draw(setting, 0, 0)])
+        assert processed(logits, setting, ())[drawn.token] > -torch.inf
+
+
+# Ranking
+
+
+@pytest.mark.parametrize("count", [1, 2, 17, 100, 1001])
+def test_a_ranking_holds_the_largest_in_order_and_the_sums_of_all(count: int) -> None:
+    logits = torch.randn(5, 1001, generator=torch.Generator().manual_seed(1)) * 4
+    logits[1, 3:1000:7] = -torch.inf
+    logits[2] += 80
+    temperature = torch.tensor([1.0, 0.3, 0.6, 2.0, 5.0])
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    ranking = rank(logits, temperature, count)
+    torch.testing.assert_close(ranking.score, scaled.sort(-1, descending=True)[0][:, :count])
+    finite = ranking.score.isfinite()
+    where = scaled.gather(1, ranking.token)
+    torch.testing.assert_close(where[finite], ranking.score[finite])
+    torch.testing.assert_close(ranking.norm, logits.logsumexp(-1))
+    torch.testing.assert_close(ranking.whole, scaled.logsumexp(-1))
+
+
+def test_a_temperature_next_to_zero_is_greedy() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    for temperature in (1e-60, 1e-45, 1e-7):
+        sampling = Sampling(temperature, 1.0, 0, 0.0, 1.0, 5)
+        assert sample(logits.clone(), [Draw(sampling, 0, 0)])[0].token == 1
+
+
+needs_native = pytest.mark.skipif(c_backend.build_error() is not None, reason="no C compiler")
+
+
+@needs_native
+@pytest.mark.parametrize(("options", "kept"), [({"top_k": 8}, 8), ({"temperature": 0.0}, 1)])
+def test_of_equal_logits_the_first_come_first(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], kept: int
+) -> None:
+    logits = torch.zeros(100)
+    logits[50:] = 1
+    tokens = sweep(monkeypatch, logits, replace(NEUTRAL, **options))
+    assert tokens.unique().tolist() == list(range(50, 50 + kept))
+
+
+@needs_native
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_what_is_drawn_is_the_same_from_either_type(name: str) -> None:
+    """bfloat16 logits are read as they are: the same numbers in float32 give the same tokens."""
+    setting, rounded = replace(NEUTRAL, **SETTINGS[name]), some_logits().bfloat16()
+    draws = [Draw(setting, 0, index, seen=[3, 5], banned=[index]) for index in range(100)]
+    halves = sample(rounded.repeat(100, 1), draws)
+    assert halves == sample(rounded.float().repeat(100, 1), draws)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["nothing", "top-p", "top-k beyond all candidates", "all"])
+def test_logits_that_are_no_numbers_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, name: str, bad: float, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(c_backend, "build_error", lambda: "no C compiler")
+    logits = torch.stack([some_logits(), some_logits()])
+    logits[1, 5 if bad > 0 or bad != bad else slice(None)] = bad
+    for temperature in (0.0, 0.7):
+        setting = replace(NEUTRAL, **{**SETTINGS[name], "temperature": temperature})
+        with pytest.raises(FloatingPointError, match="not finite"):
+            sample(logits.clone(), [Draw(setting, 0, 0)] * 2)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.95}, {"top_k": 2**63 - 1, "top_p": 0.99}])
+def test_bans_outside_of_the_vocabulary_and_boundless_top_k_are_harmless(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(c_backend, "build_error", lambda: "no C compiler")
+    memory = torch.zeros(3, VOCABULARY)  # flat: a nucleus is wider than what is ranked
+    draws = [Draw(replace(NEUTRAL, **options), 0, 0, banned={-1, 7, VOCABULARY, 10**12})]
+    sample(memory[1:2], draws)
+    assert (memory[[0, 2]] == 0).all()
+    assert memory[1, 7] == -torch.inf or not compiled
+    assert (memory[1, [0, -1]] == 0).all()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("options", [{"top_k": 20}, {"top_p": 0.5}, {"min_p": 0.3}], ids=str)
+def test_what_is_drawn_beside_a_row_does_not_settle_its_ties(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(c_backend, "build_error", lambda: "no C compiler")
+    wide = Draw(replace(NEUTRAL, top_k=CANDIDATES[0] + 50), 9, 0)
+    for seed in range(40):
+        row = some_logits(seed).bfloat16().float()
+        draw = Draw(replace(NEUTRAL, seed=seed, **options), 0, 0)
+        [alone] = sample(row[None].clone(), [draw])
+        assert sample(row.repeat(2, 1), [draw, wide])[0] == alone

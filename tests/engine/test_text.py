@@ -1,0 +1,246 @@
+"""Invariant 7: streamed text, joined, is the decode of its tokens.
+
+No half characters, no control tokens, no stop strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hogwild_engine import Engine, Protocol, Request, SamplingParams, make_workers
+from hogwild_engine.api.events import Finished
+from hogwild_engine.sessions.draft import Draft
+from hogwild_engine.step.sampling import Drawn
+from hogwild_engine.text.chat_template import ChatFormat
+from hogwild_engine.text.detokenizer import Detokenizer
+from rig import Rig, Script, drawn_by_writer
+from streams import check_streams
+from tiny import VOCABULARY, tiny_model
+
+END = 2
+ONCE = settings(deadline=None, derandomize=True, max_examples=150)
+EMOJI = "🧑‍🚀🏳️‍🌈👩🏽‍🔬"
+SPELLED = st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs", "Cc"])
+"""Few of these lack a token in the embedded model's tokenizer, which drops them."""
+TEXTS = st.lists(
+    st.one_of(
+        st.text(SPELLED, max_size=8),
+        st.sampled_from((EMOJI, "né", "数学", " \n", "<|", "STOP", "ST")),
+    )
+).map("".join)
+
+
+@pytest.fixture(scope="module")
+def rig() -> Rig:
+    return Rig(tiny_model("llama"), num_pages=256)
+
+
+def pieces(chat: ChatFormat, ids: Sequence[int]) -> list[str]:
+    """What a detokenizer gives out, token by token, and at the end."""
+    detokenizer = Detokenizer(chat.decode, chat.hidden)
+    return [*(detokenizer.add(token) for token in ids), detokenizer.flush()]
+
+
+@ONCE
+@given(text=TEXTS)
+def test_the_pieces_of_any_text_join_to_it_and_are_whole_characters(
+    chat: ChatFormat, text: str
+) -> None:
+    ids = chat.encode_data(text)
+    assume(chat.decode(ids) == text)
+    got = pieces(chat, ids)
+    assert "".join(got) == text
+    assert sum(piece.count("\ufffd") for piece in got) == text.count("\ufffd")
+
+
+@ONCE
+@given(ids=st.lists(st.integers(0, VOCABULARY - 1), max_size=24))
+def test_the_pieces_of_any_tokens_join_to_their_decode(chat: ChatFormat, ids: list[int]) -> None:
+    """Whatever a model draws: broken characters and control tokens included."""
+    visible = [token for token in ids if token not in chat.hidden]
+    assert "".join(pieces(chat, ids)) == chat.decode(visible)
+
+
+def test_an_emoji_of_several_tokens_comes_whole(chat: ChatFormat) -> None:
+    ids = chat.encode("go 🦜 now")
+    assert len(ids) > 4
+    got = [piece for piece in pieces(chat, ids) if piece]
+    assert got == ["go", " 🦜", " now"] or got == ["go", " ", "🦜", " now"]
+
+
+def test_half_an_emoji_comes_at_the_end_as_a_replacement(chat: ChatFormat) -> None:
+    ids = chat.encode("🦜")[:-1]
+    *waiting, last = pieces(chat, ids)
+    assert not any(waiting)
+    assert last == chat.decode(ids)
+
+
+def drafted(chat: ChatFormat, ids: Sequence[int], **options: Any) -> tuple[Draft, list[str]]:
+    """A draft that takes ``ids`` one by one, and what it shows after each."""
+    draft = Draft(chat.decode, chat.hidden, base=0, start=0, **{"forced": "", **options})
+    shown = []
+    for token in ids:
+        draft.add(Drawn(token, 0.5))
+        shown.append(draft.show())
+    return draft, shown
+
+
+@ONCE
+@given(text=TEXTS, watched=st.lists(st.text(SPELLED, min_size=1, max_size=4), max_size=3))
+def test_a_draft_shows_its_text_once_and_in_order(
+    chat: ChatFormat, text: str, watched: list[str]
+) -> None:
+    ids = chat.encode_data(text)
+    assume(chat.decode(ids) == text)
+    for strips in (True, False):
+        draft, shown = drafted(chat, ids, watched=watched, strips=strips)
+        given_out = "".join([*shown, draft.finish()])
+        assert given_out == draft.shown == (text.strip() if strips else text)
+
+
+@ONCE
+@given(text=TEXTS, stop=st.text(SPELLED, min_size=1, max_size=5))
+def test_no_part_of_a_watched_string_shows_before_it_is_decided(
+    chat: ChatFormat, text: str, stop: str
+) -> None:
+    """However tokens cut it, nothing of a ``stop`` shows while that may yet be one."""
+    draft, shown = drafted(chat, chat.encode_data(text + stop), watched=[stop], strips=False)
+    cut = draft.text.find(stop)
+    if draft.text.count(stop) == 1:
+        assert len("".join(shown)) <= cut + len(stop)
+        before_last = "".join(shown[:-1])
+        assert len(before_last) <= cut
+
+
+def test_a_draft_that_is_not_settled_shows_nothing_until_it_is(chat: ChatFormat) -> None:
+    draft, shown = drafted(chat, chat.encode(" one two three"), settled=False)
+    assert not any(shown)
+    draft.settled = True
+    assert draft.show() == "one two three"
+
+
+def test_a_rewound_draft_is_as_if_the_tokens_had_not_come(chat: ChatFormat) -> None:
+    ids = chat.encode(" red 🦜 green blue")
+    for keep in range(len(ids)):
+        draft, _ = drafted(chat, ids, settled=False)
+        draft.rewind(keep)
+        fresh, _ = drafted(chat, ids[:keep], settled=False)
+        assert (draft.text, draft.ends) == (fresh.text, fresh.ends)
+        assert [d.token for d in draft.drawn] == ids[:keep]
+        assert set(draft.banned()) == {ids[keep]}
+        for token in ids[keep:]:
+            draft.add(Drawn(token, 0.5))
+        assert draft.text == " red 🦜 green blue"
+
+
+def test_text_that_was_forced_is_part_of_the_draft_once(chat: ChatFormat) -> None:
+    draft, shown = drafted(chat, chat.encode(" can go."), forced=" Hi, I'm Alice. We")
+    assert "".join([*shown, draft.finish()]) == draft.shown == "Hi, I'm Alice. We can go."
+
+
+# Sessions
+
+
+def answer(
+    rig: Rig, chat: ChatFormat, pieces: Sequence[str | int], max_tokens: int = 500, **options: Any
+) -> Finished:
+    """What a single worker's session ends with, its streams checked."""
+    messages = ({"role": "user", "content": "Go"},)
+    request = Request(messages, workers=make_workers(1), max_tokens=max_tokens, **options)
+    script = Script(rig, chat, request, {"": pieces})
+    script.run(600)
+    script.session.release()
+    check_streams(script.events)
+    assert script.session.finished is not None
+    return script.session.finished
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "text", "reason"),
+    [
+        (("All is well.", END), (), "All is well.", "stop"),
+        (("Some text STOP and more", END), ("STOP",), "Some text ", "stop"),
+        (("Some text ST", "OP", "more", END), ("STOP",), "Some text ", "stop"),
+        (("ends with ST", END), ("STOP",), "ends with ST", "stop"),
+        (("both A!B", END), ("!B", "A!"), "both ", "stop"),
+        (("STOP at once", END), ("STOP",), "", "stop"),
+        (("a STO STOP", END), ("STOP",), "a STO ", "stop"),
+        (("line\n", "\n", "next", END), ("\n\n",), "line", "stop"),
+        (("🦜🦜 STOP", END), ("🦜 ",), "🦜", "stop"),
+        ((" a ", 1, "b ", 0, "c", END), (), " a b c", "stop"),
+        ((END,), (), "", "stop"),
+    ],
+)
+def test_an_answer_ends_where_it_should_and_streams_what_it_says(
+    rig: Rig,
+    chat: ChatFormat,
+    pieces: tuple[str | int, ...],
+    stop: tuple[str, ...],
+    text: str,
+    reason: str,
+) -> None:
+    done = answer(rig, chat, pieces, stop=stop)
+    assert (done.text, done.finish_reason) == (text, reason)
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(text=TEXTS, stop=st.sampled_from(("STOP", "🏳️‍🌈", "\n", "é", "ST")))
+def test_an_answer_is_its_text_up_to_the_first_stop_string(
+    rig: Rig, chat: ChatFormat, text: str, stop: str
+) -> None:
+    ids = chat.encode_data(text)
+    assume(chat.decode(ids) == text)
+    done = answer(rig, chat, [*ids, END], stop=(stop,))
+    assert done.text == text.partition(stop)[0]
+
+
+def test_text_that_is_held_back_at_the_last_token_is_given_out(rig: Rig, chat: ChatFormat) -> None:
+    done = answer(rig, chat, [], max_tokens=2, stop=("word word!",))
+    assert (done.text, done.finish_reason) == (" word word", "length")
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_character_that_the_budget_cuts_shows_as_a_replacement(
+    rig: Rig, chat: ChatFormat, cut: int
+) -> None:
+    ids = chat.encode("go 🦜")[:-cut]
+    done = answer(rig, chat, ids, max_tokens=len(ids))
+    assert done.text == chat.decode(ids)
+    assert done.text.startswith("go ")
+    assert "\ufffd" in done.text
+
+
+@pytest.mark.parametrize("layout", ["combined", "contiguous", "interleaved", "arrival"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_what_workers_stream_is_what_they_drew(
+    monkeypatch: pytest.MonkeyPatch, tiny_engine: Callable[..., Engine], family: str, layout: Any
+) -> None:
+    """A model that writes anything: its words come out, less white space between paragraphs."""
+    engine = tiny_engine(family, talkative=True)
+    request = Request(
+        ({"role": "user", "content": "Write."},),
+        workers=make_workers(3),
+        layout=layout,
+        protocol=Protocol(name="x", rules="Go.", min_chars=0, guards_headers=False, stagger=1),
+        sampling=SamplingParams(temperature=1, seed=5),
+        max_steps=30,
+        max_tokens=20,
+    )
+    with drawn_by_writer(monkeypatch) as drawn:
+        events = list(engine.submit(request))
+    check_streams(events)
+    done = events[-1]
+    assert isinstance(done, Finished)
+    hidden = engine.chat.hidden
+    for number, name in enumerate(("Alice", "Bob", "Carol")):
+        said = "".join(p.text for p in done.paragraphs if p.worker == name)
+        wanted = engine.chat.decode([t for t in drawn[number] if t not in hidden])
+        assert "".join(said.split()).replace("\ufffd", "") == "".join(wanted.split()).replace(
+            "\ufffd", ""
+        )
+    assert done.text.split() == engine.chat.decode([t for t in drawn[3] if t not in hidden]).split()

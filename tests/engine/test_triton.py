@@ -1,0 +1,51 @@
+"""The engine on the Triton kernels: each worker reads its own view, by the oracle of every pass.
+
+The kernels run in Triton's interpreter here, which is slow: sessions are short.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hogwild_engine import EngineConfig
+from hogwild_engine.api.layout import LAYOUTS, LayoutName
+from hogwild_engine.engine import Engine
+from hogwild_engine.loading.weights import Weights
+from hogwild_engine.step.forward import HookedForward
+from hogwild_engine.text.chat_template import ChatFormat
+from rig import Rig, recorded
+from tiny import lean_model, tiny_model
+from views import play
+
+FAMILY_OF_LAYOUT = dict(zip(LAYOUTS, ("llama", "qwen2", "glm4", "gpt_oss"), strict=True))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the rig's model is on the CPU")
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, marks=() if layout == "combined" else pytest.mark.slow)
+        for layout in LAYOUTS
+    ],
+)
+def test_every_worker_reads_its_own_view_in_every_layout(
+    monkeypatch: pytest.MonkeyPatch, chat: ChatFormat, layout: LayoutName
+) -> None:
+    rig = Rig(tiny_model(FAMILY_OF_LAYOUT[layout]), impl="triton")
+    play(monkeypatch, rig, chat, layout, 2, num_steps=5, prefill=(23,))
+
+
+@pytest.mark.parametrize("attention", ["reference", "cpu"])
+def test_the_engine_runs_on_the_kernels_that_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Any, attention: Any
+) -> None:
+    """Also a model whose lean forward would bring its own attention."""
+    config = EngineConfig(device="cpu", num_pages=16, page_size=8, attention=attention)
+    loaded = Weights(lean_model("llama"), tokenizer)
+    with recorded(monkeypatch) as calls, Engine(config, loaded) as engine:
+        assert isinstance(engine._runner.forward, HookedForward)
+        assert engine._cache.impl == attention
+    assert {call.options["impl"] for call in calls} == {attention}

@@ -1,0 +1,313 @@
+"""The engine's parts on a bench: a model over a NaN-filled cache, sessions that a test scripts.
+
+No engine thread runs here: a test decides what each pass holds and sees all that comes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import pytest
+import torch
+
+from hogwild_agents.langchain.replies import Reply
+from hogwild_engine.api.events import AnswerToken, Event, Finished, ThoughtToken, Usage
+from hogwild_engine.api.request import Request
+from hogwild_engine.cache.block import Block
+from hogwild_engine.cache.kv_cache import KVCache
+from hogwild_engine.loading import validation
+from hogwild_engine.sessions.session import Room, Session, Turn
+from hogwild_engine.sessions.writer import Writer
+from hogwild_engine.step import attention_hook
+from hogwild_engine.step.batch import Feed, Plan
+from hogwild_engine.step.forward import HookedForward
+from hogwild_engine.step.fused_llama import LeanForward
+from hogwild_engine.step.model_runner import Runner
+from hogwild_engine.step.sampling import Draw, Drawn, Sampling, sample
+from hogwild_engine.text.chat_template import ChatFormat
+from hogwild_engine.text.output_parser import Reader
+from oracle import Seen, attend
+
+GREEDY = Sampling(0.0, 1.0, 0, 0.0, 1.0, 0)
+
+
+class Rig:
+    """A model and a cache of its own, in which what was never written is NaN.
+
+    ``lean`` runs the forward without module calls in place of transformers' own.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        num_pages: int = 96,
+        page_size: int = 8,
+        impl: str = "auto",
+        prefill: str = "auto",
+        lean: bool = False,
+    ) -> None:
+        attention_hook.register()
+        self.model = model
+        shapes, self.windows = validation.layer_shapes(model, next(model.parameters()).device)
+        self.cache = KVCache(shapes, num_pages, page_size, impl, prefill)
+        for group in self.cache.groups:
+            group.keys.fill_(torch.nan)
+            group.values.fill_(torch.nan)
+        assert not lean or LeanForward.fits(model, shapes)
+        forward = LeanForward(model, shapes, self.windows) if lean else HookedForward(model)
+        self.runner = Runner(forward, self.cache, self.windows)
+
+    def block(self, tokens: Sequence[int] = ()) -> Block:
+        block = Block(self.cache)
+        block.append(tokens)
+        return block
+
+    def run(self, feeds: Sequence[Feed], *, all_rows: bool = True) -> torch.Tensor:
+        """One pass of one session; logits of all rows unless told otherwise, in float32."""
+        plan = Plan()
+        plan.add_session(feeds)
+        if all_rows:
+            plan.sampled = list(range(len(plan.tokens)))
+        return self.runner.run(plan).float()
+
+    def stored(self, layer: int, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's keys and values of a block, ``[S, KH, D]``."""
+        slots = torch.tensor(block.slots(0, len(block)), dtype=torch.int64)
+        size = self.cache.pool.page_size
+        keys, values = self.cache.layers[layer]
+        return keys[slots // size, slots % size], values[slots // size, slots % size]
+
+    def inv_freq(self, layer: int) -> torch.Tensor:
+        """Inverse frequencies of a layer, 0 where it does not rotate. ``[D/2]``."""
+        rotation = self.cache.shapes[layer].rotation
+        padded = torch.zeros(rotation.head_dim // 2, dtype=torch.float64)
+        padded[: len(rotation.inv_freq)] = torch.tensor(rotation.inv_freq, dtype=torch.float64)
+        return padded * rotation.sign
+
+    @property
+    def all_free(self) -> bool:
+        return self.cache.pool.num_free == self.cache.pool.num_pages
+
+
+def model_of(engine: Any) -> Any:
+    """The model of an engine that runs transformers' own forward."""
+    forward = engine._runner.forward
+    assert isinstance(forward, HookedForward)
+    return forward._model
+
+
+@contextmanager
+def plain(model: Any) -> Iterator[Any]:
+    """The model with transformers' own attention; nobody else may run it meanwhile."""
+    model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            yield model
+    finally:
+        model.set_attn_implementation(attention_hook.ATTENTION_NAME)
+
+
+class Attended(NamedTuple):
+    """What one layer's attention was given and gave back in one pass."""
+
+    q: torch.Tensor
+    out: torch.Tensor
+    options: dict[str, Any]
+
+
+@dataclass
+class Reads:
+    """What a feed should read: other blocks as far as visible, then its own up to each row."""
+
+    block: Block
+    start: int
+    count: int
+    others: Sequence[tuple[Block, int]]
+
+
+@contextmanager
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Attended]]:
+    """Collect every call of attention, layer by layer."""
+    calls: list[Attended] = []
+    attention = attention_hook.block_attention
+
+    def record(q: torch.Tensor, *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = attention(q, *args, **options)
+        calls.append(Attended(q.clone(), out.clone(), options))
+        return out, lse
+
+    with monkeypatch.context() as patch:
+        patch.setattr(attention_hook, "block_attention", record)
+        yield calls
+
+
+def check_attention(
+    rig: Rig,
+    calls: Sequence[Attended],
+    reads: Sequence[Reads],
+    *,
+    tolerance: float = 2e-5,
+    every: int = 1,
+) -> None:
+    """Hold one pass's attention to the oracle, in each row of every n-th layer."""
+    assert len(calls) == len(rig.cache.layers)
+    for layer in range(0, len(calls), every):
+        call, wanted = calls[layer], []
+        for feed in reads:
+            wanted += _rows(rig, layer, call, feed, len(wanted))
+        got, empty = call.out.double().split([len(wanted), len(call.out) - len(wanted)])
+        torch.testing.assert_close(got, torch.stack(wanted), atol=tolerance, rtol=tolerance)
+        assert not empty.any()  # rows that fill a pass up read nothing
+
+
+def _rows(
+    rig: Rig, layer: int, call: Attended, feed: Reads, first_row: int
+) -> Iterator[torch.Tensor]:
+    window = rig.windows[layer]
+    own_start = sum(visible for _, visible in feed.others)
+    for index in range(feed.count):
+        position = feed.start + index
+        start, view = 0, []
+        for block, visible in (*feed.others, (feed.block, position + 1)):
+            lo = 0 if window is None else max(0, own_start + position - window + 1 - start)
+            view.append((start, Seen(*rig.stored(layer, block), lo, visible)))
+            start += visible
+        options = {
+            "scale": call.options["scale"],
+            "softcap": call.options.get("softcap"),
+            "sinks": call.options.get("sinks"),
+        }
+        q = call.q[first_row + index]
+        yield attend(q, view, rig.inv_freq(layer), own_start, **options)[0]
+
+
+@contextmanager
+def drawn_by_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[int]]]:
+    """Collect the tokens that an engine draws for its one session, by number of the writer."""
+    tokens: dict[int, list[int]] = {}
+
+    def record(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+        drawn = sample(logits, draws)
+        for draw, token in zip(draws, drawn, strict=True):
+            tokens.setdefault(draw.writer, []).append(token.token)
+        return drawn
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hogwild_engine.engine.sample", record)
+        yield tokens
+
+
+class Script:
+    """A session whose workers write what the test says.
+
+    Args:
+        rig: gives the cache, and runs the passes where ``runs``.
+        chat: the tokenizer's chat format.
+        request: what the session does.
+        texts: what each worker writes, by name, the answer's writer under "". A string is encoded,
+            an int is one token.
+        runs: run the model in every pass; off where only the protocol is looked at.
+    """
+
+    def __init__(
+        self,
+        rig: Rig,
+        chat: ChatFormat,
+        request: Request,
+        texts: Mapping[str, Iterable[str | int]],
+        *,
+        context_len: int = 4096,
+        num_pages: int | None = None,
+        runs: bool = False,
+        filler: str = " word",
+    ) -> None:
+        self.rig = rig
+        self.chat = chat
+        self.events: list[Event] = []
+        self.turns = 0
+        self._runs = runs
+        self._filler = chat.encode(filler)[0]
+        self._queues: dict[str, list[int]] = {}
+        self._looped: dict[str, list[int]] = {}
+        for name, pieces in texts.items():
+            self.say(name, *pieces)
+        pool = rig.cache.pool
+        room = Room(context_len, num_pages or pool.num_pages, pool.page_size)
+        self.session = Session(request, chat, GREEDY, room)
+        self.names = [worker.name for worker in request.workers]
+        self.session.begin(rig.cache)
+        self.events += self.session.drain()
+
+    def say(self, name: str, *pieces: str | int) -> None:
+        """Queue what ``name`` writes next."""
+        for piece in pieces:
+            ids = [piece] if isinstance(piece, int) else self.chat.encode(piece)
+            self._queues.setdefault(name, []).extend(ids)
+
+    def loop(self, name: str, text: str) -> None:
+        """Let ``name`` write ``text`` in each of its paragraphs, and go on with it when rewound."""
+        self._looped[name] = self.chat.encode(text)
+
+    def step(self, limit: int = 10_000, check: Callable[[Turn], None] | None = None) -> list[Event]:
+        """One pass; returns its events. ``check`` is called before drawn tokens are taken in."""
+        turn = self.session.take(limit)
+        if self._runs:
+            plan = Plan()
+            plan.add_session(turn.feeds, turn.hidden)
+            self.rig.runner.run(plan)
+        if check is not None:
+            check(turn)
+        drawn = [Drawn(self._next(draw.writer), 0.5) for draw in turn.draws]
+        told = self.session.advance(drawn)
+        self.events += told
+        self.turns += 1
+        return told
+
+    def run(self, max_turns: int = 400) -> list[Event]:
+        """Passes until the session is finished; returns all events."""
+        while self.session.finished is None:
+            assert self.turns < max_turns, "the session does not end"
+            self.step()
+        return self.events
+
+    def _next(self, writer: int) -> int:
+        name = "" if self.answering else self.names[writer]
+        if name in self._looped:
+            ids = self._looped[name]
+            draft = self.writers[writer].draft
+            place = len(draft.drawn) if draft is not None else 0
+            return ids[place] if place < len(ids) else self._filler
+        queue = self._queues.get(name, [])
+        return queue.pop(0) if queue else self._filler
+
+    @property
+    def parallel(self) -> Any:
+        return self.session._parallel
+
+    @property
+    def answering(self) -> bool:
+        return self.session._answer is not None
+
+    @property
+    def writers(self) -> list[Writer]:
+        return self.parallel.writers if self.parallel else []
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def thinking_answer(pieces: Sequence[str]) -> tuple[list[Any], Any]:
+    """What a lone thinking model that writes ``pieces`` answers: in chunks, and whole."""
+    reader, reply = Reader(None, thinks=True), Reply("r", "thinker", False, "write")
+    told: list[Event] = []
+    for number, piece in enumerate([*pieces, ""]):
+        for kind, text, _ in reader.feed(piece, final=number == len(pieces)):
+            told.append(ThoughtToken(text) if kind == "thought" else AnswerToken(text))
+    usage = Usage(answer_tokens=9, thought_tokens=4)
+    told.append(Finished(reader.text, "stop", (), usage, seed=1, thought=reader.thought))
+    chunks = [chunk for event in told if (chunk := reply.chunk(event))]
+    return chunks, Reply("r", "thinker", False, "write").message(cast(Finished, told[-1]))
