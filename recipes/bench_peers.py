@@ -30,9 +30,9 @@ from hogwild_engine.loading.weights import locate
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hogwild_agents.bench.engine_system import EngineArm
+from hogwild_agents.bench.engine_system import EngineSystem
 from hogwild_agents.bench.figures import Figures, figures_of, key_of, ratio
-from hogwild_agents.bench.systems import OURS, Arm, ArmName, BenchConfig, Loaded, Reading, rounds
+from hogwild_agents.bench.systems import OURS, Arm, BenchConfig, Loaded, Reading, SystemName, rounds
 from recipes import peer_llama, peer_openvino
 
 OPENVINO, LLAMA = "OpenVINO", "llama.cpp"
@@ -123,31 +123,31 @@ def loaded(config: BenchConfig, gguf: Path) -> Iterator[Loaded]:
     with ExitStack() as stack:
         engines = [stack.enter_context(Engine(config.engine_config(d))) for d in config.dtypes]
         peers = load_peers(config, gguf, engines[0])
-        arms: dict[ArmName, Arm] = {}
+        arms: dict[SystemName, Arm] = {}
         for count in config.workers:
             for dtype, engine in zip(config.dtypes, engines, strict=True):
-                arms[ArmName(OURS, dtype, count)] = EngineArm(engine, count)
+                arms[SystemName(OURS, dtype, count)] = EngineSystem(engine, count)
             arms |= {name: arm for name, arm in peers.items() if name.workers == count}
         yield Loaded(arms, engines[0], machine())
 
 
-def load_peers(config: BenchConfig, gguf: Path, engine: Any) -> dict[ArmName, Arm]:
+def load_peers(config: BenchConfig, gguf: Path, engine: Any) -> dict[SystemName, Arm]:
     def render(task: str) -> list[int]:
         return engine.chat.render([{"role": "user", "content": task}])
 
-    arms: dict[ArmName, Arm] = {}
+    arms: dict[SystemName, Arm] = {}
     absent = missing()
     if OPENVINO not in absent:
         pipeline = peer_openvino.load_pipeline(gguf, config.threads)
         for count in config.workers:
-            name = ArmName(OPENVINO, FILE, count)
-            arms[name] = peer_openvino.OpenVinoArm(pipeline, render, count)
+            name = SystemName(OPENVINO, FILE, count)
+            arms[name] = peer_openvino.OpenVinoSystem(pipeline, render, count)
     if LLAMA not in absent:
         model = peer_llama.load_model(gguf)
         context = config.contexts[0] + config.steps + 32
         for count in config.workers:
-            arm = peer_llama.LlamaArm(model, render, count, context, config.threads)
-            arms[ArmName(LLAMA, FILE, count)] = arm
+            arm = peer_llama.LlamaSystem(model, render, count, context, config.threads)
+            arms[SystemName(LLAMA, FILE, count)] = arm
     return arms
 
 
@@ -156,7 +156,7 @@ def over_peers(readings: Sequence[Reading], row: Figures) -> dict[str, float | N
     index = {key_of(reading): reading.measured for reading in readings}
     mine = [reading for reading in readings if reading.arm == (row.system, row.dtype, row.workers)]
     return {
-        peer: ratio(mine, index, ArmName(peer, FILE, row.workers), lambda run: run.tokens_per_s)
+        peer: ratio(mine, index, SystemName(peer, FILE, row.workers), lambda run: run.tokens_per_s)
         for peer in PEERS
     }
 

@@ -17,10 +17,10 @@ from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.loading import validation
 from hogwild_engine.step import attention_hook
-from hogwild_engine.step.batch import Feed, Plan
+from hogwild_engine.step.batch import Batch, Chunk
 from hogwild_engine.step.cuda_graphs import CudaCapture, DecodeGraphs
-from hogwild_engine.step.forward import HookedForward
-from hogwild_engine.step.model_runner import Runner
+from hogwild_engine.step.forward import TransformersForward
+from hogwild_engine.step.model_runner import ModelRunner
 
 QWEN3_8B: dict[str, Any] = {
     "vocab_size": 151_936,
@@ -76,7 +76,7 @@ class Bench:
             group.keys.normal_()
             group.values.normal_()
         captures = DecodeGraphs(torch.device(device), CudaCapture()) if graphs else None
-        self.runner = Runner(HookedForward(model), self.cache, windows, captures)
+        self.runner = ModelRunner(TransformersForward(model), self.cache, windows, captures)
 
     def step_s(self, workers: int, context: int, rounds: int) -> float:
         """Seconds of one step: plan, pass, greedy tokens on the host."""
@@ -89,8 +89,10 @@ class Bench:
             for block in blocks:
                 block.append([1])
                 others = [other for other in blocks if other is not block]
-                feeds.append(Feed(block, len(block) - 1, 1, [common, *others, block], samples=True))
-            plan = Plan()
+                feeds.append(
+                    Chunk(block, len(block) - 1, 1, [common, *others, block], samples=True)
+                )
+            plan = Batch()
             plan.add_session(feeds)
             self.runner.run(plan).argmax(dim=-1).tolist()
 

@@ -27,11 +27,11 @@ from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.loading import weights
 from hogwild_engine.loading.calibration_text import CALIBRATION_TEXT
-from hogwild_engine.loading.load import CheckedModel, check
+from hogwild_engine.loading.load import LoadedModel, check
 from hogwild_engine.step import attention_hook
-from hogwild_engine.step.batch import Feed, Plan
-from hogwild_engine.step.model_runner import Runner
-from hogwild_engine.text.chat_template import ChatFormat
+from hogwild_engine.step.batch import Batch, Chunk
+from hogwild_engine.step.model_runner import ModelRunner
+from hogwild_engine.text.chat_template import ChatTemplate
 
 QUESTIONS = (
     "Why is the sky blue?",
@@ -79,17 +79,17 @@ class Reader:
         attention_hook.register()
         self.tokenizer = loaded.tokenizer
         ends = weights.end_tokens(loaded.model.generation_config, loaded.tokenizer)
-        self.chat = ChatFormat(loaded.tokenizer, model, ends)
+        self.chat = ChatTemplate(loaded.tokenizer, model, ends)
         ids = self.chat.encode(CALIBRATION_TEXT)
         calibration = self.chat.render([{"role": "user", "content": CALIBRATION_TEXT}])
-        self._checked: CheckedModel = check(loaded.model, ids, calibration, config)
+        self._checked: LoadedModel = check(loaded.model, ids, calibration, config)
         cache = KVCache(self._checked.shapes, 64, PAGE_SIZE)
-        self._runner = Runner(self._checked.forward, cache, self._checked.windows)
+        self._runner = ModelRunner(self._checked.forward, cache, self._checked.windows)
 
     def logits(self, block: Block, start: int, count: int) -> torch.Tensor:
         """Encode ``count`` tokens of ``block`` and give the logits after each."""
-        plan = Plan()
-        plan.add_session([Feed(block, start, count, [block])])
+        plan = Batch()
+        plan.add_session([Chunk(block, start, count, [block])])
         plan.sampled = list(range(count))
         return self._runner.run(plan).float()
 

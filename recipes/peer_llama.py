@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from hogwild_agents.bench.measurement import TEMPERATURE, TOP_P, Measured
-from hogwild_engine.fresh_thread import apart
+from hogwild_engine.fresh_thread import run_in_fresh_thread
 
-MAX_PASS_TOKENS = 512
+MAX_NUM_BATCHED_TOKENS = 512
 
 _SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
 
@@ -42,7 +42,7 @@ def load_model(gguf: Path) -> Any:
     return model
 
 
-class LlamaArm:
+class LlamaSystem:
     """Writes ``sequences`` answers in one batch; the prompt is encoded once.
 
     Args:
@@ -62,12 +62,12 @@ class LlamaArm:
         self._sequences = sequences
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = context * sequences
-        params.n_batch = params.n_ubatch = MAX_PASS_TOKENS
+        params.n_batch = params.n_ubatch = MAX_NUM_BATCHED_TOKENS
         params.n_seq_max = sequences
         params.n_threads = params.n_threads_batch = threads or os.cpu_count() or 1
         self._context = llama_cpp.llama_init_from_model(model, params)
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = llama_cpp.llama_batch_init(MAX_PASS_TOKENS, 0, 1)
+        self._batch = llama_cpp.llama_batch_init(MAX_NUM_BATCHED_TOKENS, 0, 1)
 
     def measure(self, tasks: Sequence[str], steps: int, seed: int) -> Measured:
         """Answer the only task: prefill, then ``steps`` steps of all sequences.
@@ -76,7 +76,7 @@ class LlamaArm:
         other arms.
         """
         (task,) = tasks
-        return apart(lambda: self._measure(task, steps, seed))
+        return run_in_fresh_thread(lambda: self._measure(task, steps, seed))
 
     def _measure(self, task: str, steps: int, seed: int) -> Measured:
         ids = self._render(task)
@@ -109,8 +109,8 @@ class LlamaArm:
         self._cpp.llama_memory_clear(self._memory, True)
         last = len(ids) - 1
         count = 0
-        for start in range(0, len(ids), MAX_PASS_TOKENS):
-            part = ids[start : start + MAX_PASS_TOKENS]
+        for start in range(0, len(ids), MAX_NUM_BATCHED_TOKENS):
+            part = ids[start : start + MAX_NUM_BATCHED_TOKENS]
             count = len(part)
             self._decode([(t, start + i, 0, start + i == last) for i, t in enumerate(part)])
         for place in range(1, self._sequences):

@@ -12,7 +12,7 @@ import numpy as np
 from hogwild_agents.bench.measurement import TEMPERATURE, TOP_P, Measured
 
 CACHE_GB = 2
-MAX_PASS_TOKENS = 2**15
+MAX_NUM_BATCHED_TOKENS = 2**15
 
 Render = Callable[[str], list[int]]
 
@@ -26,12 +26,12 @@ def load_pipeline(gguf: Path, threads: int | None) -> Any:
     openvino_genai: Any = importlib.import_module("openvino_genai")
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.cache_size = CACHE_GB
-    scheduler.max_num_batched_tokens = MAX_PASS_TOKENS
+    scheduler.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
     options = {} if threads is None else {"INFERENCE_NUM_THREADS": threads}
     return openvino_genai.ContinuousBatchingPipeline(str(gguf), scheduler, "CPU", options)
 
 
-class OpenVinoArm:
+class OpenVinoSystem:
     """Writes ``sequences`` answers in one batch; the prompt is encoded once.
 
     Args:

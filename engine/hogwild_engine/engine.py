@@ -27,21 +27,21 @@ from hogwild_engine.api.errors import (
 from hogwild_engine.api.events import Event, Failed
 from hogwild_engine.api.request import Request
 from hogwild_engine.cache.kv_cache import KVCache, LayerShape
-from hogwild_engine.fresh_thread import apart
+from hogwild_engine.fresh_thread import run_in_fresh_thread
 from hogwild_engine.handle import Handle
 from hogwild_engine.loading import validation, weights
 from hogwild_engine.loading.calibration_text import CALIBRATION_TEXT
-from hogwild_engine.loading.load import CheckedModel
+from hogwild_engine.loading.load import LoadedModel
 from hogwild_engine.loading.load import check as checked_model
 from hogwild_engine.scheduler import Scheduler
-from hogwild_engine.sessions.session import Room, Session
+from hogwild_engine.sessions.session import Session, SessionLimits
 from hogwild_engine.step import attention_hook
-from hogwild_engine.step.batch import Plan
+from hogwild_engine.step.batch import Batch
 from hogwild_engine.step.cuda_graphs import CudaCapture, DecodeGraphs
-from hogwild_engine.step.model_runner import Runner
+from hogwild_engine.step.model_runner import ModelRunner
 from hogwild_engine.step.sampling import Sampling, sample
-from hogwild_engine.step_timer import Meter
-from hogwild_engine.text.chat_template import ChatFormat
+from hogwild_engine.step_timer import StepTimer
+from hogwild_engine.text.chat_template import ChatTemplate
 
 CHECK_TEXT = (
     "Two people can paint a fence faster than one if each of them sees which boards the other "
@@ -113,7 +113,7 @@ class Engine:
         self.config = config
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        checked, device = apart(lambda: self._load(loaded))
+        checked, device = run_in_fresh_thread(lambda: self._load(loaded))
         self.context_len, self.check_error = checked.context_len, checked.error
         num_pages, impl = self._pages(checked.shapes, device), config.attention
         self._cache = KVCache(
@@ -125,20 +125,20 @@ class Engine:
             keeps_pages=config.prefix_cache,
         )
         graphs = self._graphs(checked.shapes) if config.cuda_graphs else None
-        self._runner = Runner(checked.forward, self._cache, checked.windows, graphs)
-        self._scheduler = Scheduler(self._cache, config.max_pass_tokens)
+        self._runner = ModelRunner(checked.forward, self._cache, checked.windows, graphs)
+        self._scheduler = Scheduler(self._cache, config.max_num_batched_tokens)
         self._handles: dict[Session, Handle] = {}
         self._inbox: deque[tuple[str, Session]] = deque()
         self._wake = threading.Condition()
         self._closed = False
-        self._meter = Meter()
+        self._meter = StepTimer()
         self._counts = dict.fromkeys(("prompt", "cached", "worker", "answer", "forced"), 0)
         self._thread = threading.Thread(target=self._run, name="hogwild-engine", daemon=True)
         self._working: threading.Thread | None = None
         self._thread.start()
         atexit.register(_close_if_alive, weakref.ref(self))
 
-    def _load(self, loaded: weights.Weights | None) -> tuple[CheckedModel, torch.device]:
+    def _load(self, loaded: weights.Weights | None) -> tuple[LoadedModel, torch.device]:
         if self.config.num_threads is not None:
             torch.set_num_threads(self.config.num_threads)
         loaded = loaded or weights.load(self.config)
@@ -148,7 +148,7 @@ class Engine:
         generation = loaded.model.generation_config
         self.default_sampling = weights.default_sampling(generation)
         ends = weights.end_tokens(generation, loaded.tokenizer)
-        self.chat = ChatFormat(loaded.tokenizer, self.config.model, ends)
+        self.chat = ChatTemplate(loaded.tokenizer, self.config.model, ends)
         ids = self._check_ids(loaded.model)
         return checked_model(loaded.model, ids, self._calibration(), self.config), device
 
@@ -213,7 +213,7 @@ class Engine:
             RequestError: the template refuses the messages.
             NoChatTemplateError: the model's tokenizer has no chat template.
         """
-        room = Room(self.context_len, self._cache.pool.num_pages, self.config.page_size)
+        room = SessionLimits(self.context_len, self._cache.pool.num_pages, self.config.page_size)
         session = Session(request, self.chat, self._decide(request.sampling), room)
         handle = Handle(secrets.token_hex(8), lambda: self._tell("cancel", session))
         with self._wake:
@@ -279,7 +279,9 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._wait():
-                apart(self._work_off)  # an idle engine keeps no helpers that would slow others
+                run_in_fresh_thread(
+                    self._work_off
+                )  # an idle engine keeps no helpers that would slow others
         finally:
             with self._wake:
                 self._closed = True
@@ -340,7 +342,7 @@ class Engine:
             assert not self._scheduler.running, "a session runs but owes no token"
             return
         try:
-            plan = Plan()
+            plan = Batch()
             for _, turn in turns:
                 plan.add_session(turn.feeds, turn.hidden)
             logits = self._runner.run(plan)
@@ -350,7 +352,7 @@ class Engine:
             for session, _ in turns:
                 self._fail(session, error)
             return
-        self._meter.add_pass(len(plan.tokens), self._runner.forward_s)
+        self._meter.add_step(len(plan.tokens), self._runner.forward_s)
         for session, turn in turns:
             mine, drawn = drawn[: len(turn.draws)], drawn[len(turn.draws) :]
             try:

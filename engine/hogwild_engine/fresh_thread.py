@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def apart(work: Callable[[], T]) -> T:
+def run_in_fresh_thread(work: Callable[[], T]) -> T:
     """Do ``work`` in a thread of its own and wait for it; its result or error comes back."""
     done: list[T] = []
     failed: list[BaseException] = []
@@ -24,7 +24,7 @@ def apart(work: Callable[[], T]) -> T:
         except BaseException as error:  # raised again by the caller's thread
             failed.append(error)
 
-    thread = threading.Thread(target=run, name="hogwild-apart", daemon=True)
+    thread = threading.Thread(target=run, name="hogwild-fresh-thread", daemon=True)
     thread.start()
     thread.join()
     if failed:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import deque
 
 from hogwild_engine.cache.kv_cache import KVCache
-from hogwild_engine.sessions.session import Session, Turn
+from hogwild_engine.sessions.session import ScheduledStep, Session
 
 SHARE = 8
 """Beside sessions that decode, prompts get one in so many of a pass's tokens."""
@@ -20,9 +20,9 @@ class Scheduler:
     that what it writes depends on no other session.
     """
 
-    def __init__(self, cache: KVCache, max_pass_tokens: int) -> None:
+    def __init__(self, cache: KVCache, max_num_batched_tokens: int) -> None:
         self._cache = cache
-        self._max_pass_tokens = max_pass_tokens
+        self._max_pass_tokens = max_num_batched_tokens
         self.waiting: deque[Session] = deque()
         self.running: list[Session] = []
 
@@ -55,7 +55,7 @@ class Scheduler:
             admitted.append(session)
         return admitted
 
-    def pick(self) -> list[tuple[Session, Turn]]:
+    def pick(self) -> list[tuple[Session, ScheduledStep]]:
         """The next pass: all sessions that decode, and beside them a bounded share of prompts, so
         that the time between two tokens stays bounded too.
         """

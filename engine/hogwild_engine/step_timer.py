@@ -22,7 +22,7 @@ class Work(NamedTuple):
     busy_s: float = 0.0
 
 
-class Meter:
+class StepTimer:
     """Adds up passes. Another thread may read ``work`` at any time: it is replaced whole."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Meter:
         """There is something to do again: the time before does not count."""
         self._since = time.perf_counter()
 
-    def add_pass(self, tokens: int, forward_s: float) -> None:
+    def add_step(self, tokens: int, forward_s: float) -> None:
         """A pass is over; its time runs from the last one's end, or from `wake`."""
         now = time.perf_counter()
         steps, encoded, forward, busy = self.work

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from hogwild_engine.handle import Handle
 
 # Paragraphs never end and all workers start at once: every step draws one token of each.
-PROTOCOL = Protocol(name="bench", rules="", stagger=0, min_chars=10**9, guards_headers=False)
+PROTOCOL = Protocol(name="bench", rules="", stagger=0, min_chars=10**9, forbids_headers=False)
 
 
-class EngineArm:
+class EngineSystem:
     """Answers each request by ``workers`` workers over one cache.
 
     Args:

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 from hogwild_agents.bench.measurement import TEMPERATURE, TOP_P, Measured
-from hogwild_agents.bench.systems import BASELINE, ArmName, BenchConfig, Reading
+from hogwild_agents.bench.systems import BASELINE, BenchConfig, Reading, SystemName
 
-Key = tuple[int, int, int, ArmName]
+Key = tuple[int, int, int, SystemName]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class Figures:
 
 def figures_of(readings: Sequence[Reading]) -> list[Figures]:
     """One entry an arm and setting, in the order in which they ran first."""
-    cells: dict[tuple[int, int, ArmName], list[Reading]] = {}
+    cells: dict[tuple[int, int, SystemName], list[Reading]] = {}
     for reading in readings:
         cells.setdefault((reading.context, reading.sessions, reading.arm), []).append(reading)
     index = {key_of(reading): reading.measured for reading in readings}
     return [_figures(cell, index) for cell in cells.values()]
 
 
-def key_of(reading: Reading, arm: ArmName | None = None) -> Key:
+def key_of(reading: Reading, arm: SystemName | None = None) -> Key:
     """What tells a reading from all others; of another arm in the same round where one is given."""
     return reading.context, reading.sessions, reading.repeat, arm or reading.arm
 
@@ -69,7 +69,7 @@ def key_of(reading: Reading, arm: ArmName | None = None) -> Key:
 def ratio(
     cell: Iterable[Reading],
     index: dict[Key, Measured],
-    other: ArmName,
+    other: SystemName,
     figure: Callable[[Measured], float],
 ) -> float | None:
     """Median of an arm's figure over that of ``other`` in the same rounds."""

@@ -15,12 +15,12 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from hogwild_agents.bench.measurement import TEMPERATURE, TOP_P, Measured
 from hogwild_engine.api.config import EngineConfig
-from hogwild_engine.fresh_thread import apart
+from hogwild_engine.fresh_thread import run_in_fresh_thread
 from hogwild_engine.loading import weights
-from hogwild_engine.text.chat_template import ChatFormat
+from hogwild_engine.text.chat_template import ChatTemplate
 
 
-class GenerateArm:
+class GenerateSystem:
     """Answers each request with one sequence, all of them in one batch.
 
     Args:
@@ -29,9 +29,9 @@ class GenerateArm:
 
     def __init__(self, config: EngineConfig) -> None:
         self._num_threads = config.num_threads
-        loaded = apart(lambda: weights.load(config))
+        loaded = run_in_fresh_thread(lambda: weights.load(config))
         self._model: Any = loaded.model
-        self._chat = ChatFormat(loaded.tokenizer, config.model)
+        self._chat = ChatTemplate(loaded.tokenizer, config.model)
         self._pad = loaded.tokenizer.eos_token_id or 0
 
     def measure(self, tasks: Sequence[str], steps: int, seed: int) -> Measured:
@@ -42,7 +42,7 @@ class GenerateArm:
         length = min(map(len, prompts))
         ids = torch.tensor([prompt[-length:] for prompt in prompts], device=self._model.device)
         clock = _Clock()
-        apart(lambda: self._generate(ids, clock, steps, seed))
+        run_in_fresh_thread(lambda: self._generate(ids, clock, steps, seed))
         first, last = clock.times[0], clock.times[-1]
         return Measured(
             prompt_tokens=length,

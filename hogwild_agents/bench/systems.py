@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hogwild_agents.bench.engine_system import EngineArm, lead_steps
+from hogwild_agents.bench.engine_system import EngineSystem, lead_steps
 from hogwild_agents.bench.measurement import Measured
 from hogwild_agents.bench.prompts import Prompts
 from hogwild_engine.api.config import EngineConfig
@@ -42,7 +42,7 @@ class Arm(Protocol):
     def measure(self, tasks: Sequence[str], steps: int, seed: int) -> Measured: ...
 
 
-class ArmName(NamedTuple):
+class SystemName(NamedTuple):
     """Which system, how it computes, and how many workers or sequences write at once."""
 
     system: str
@@ -50,9 +50,9 @@ class ArmName(NamedTuple):
     workers: int
 
     @property
-    def baseline(self) -> ArmName:
+    def baseline(self) -> SystemName:
         """The ``generate`` that this arm is compared with."""
-        return ArmName(BASELINE, PRECISIONS.get(self.dtype, {}).get("dtype", self.dtype), 1)
+        return SystemName(BASELINE, PRECISIONS.get(self.dtype, {}).get("dtype", self.dtype), 1)
 
 
 class Reading(NamedTuple):
@@ -61,7 +61,7 @@ class Reading(NamedTuple):
     context: int
     sessions: int
     repeat: int
-    arm: ArmName
+    arm: SystemName
     measured: Measured
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Loaded(NamedTuple):
     figures depend on beside the settings.
     """
 
-    arms: dict[ArmName, Arm]
+    arms: dict[SystemName, Arm]
     engine: Engine
     machine: dict[str, Any]
 
@@ -151,23 +151,25 @@ class BenchConfig:
 @contextmanager
 def loaded(config: BenchConfig) -> Iterator[Loaded]:
     """Load all models; close what is open at the end."""
-    from hogwild_agents.bench.generate_system import GenerateArm, machine
+    from hogwild_agents.bench.generate_system import GenerateSystem, machine
     from hogwild_engine.engine import Engine
 
-    names = [ArmName(OURS, dtype, count) for dtype in config.dtypes for count in config.workers]
+    names = [SystemName(OURS, dtype, count) for dtype in config.dtypes for count in config.workers]
     with ExitStack() as stack:
-        arms: dict[ArmName, Arm] = {}
+        arms: dict[SystemName, Arm] = {}
         for name in dict.fromkeys(name.baseline for name in names):
-            arms[name] = GenerateArm(config.engine_config(name.dtype))
+            arms[name] = GenerateSystem(config.engine_config(name.dtype))
         engines = {
             dtype: stack.enter_context(Engine(config.engine_config(dtype)))
             for dtype in config.dtypes
         }
-        arms |= {name: EngineArm(engines[name.dtype], name.workers) for name in names}
+        arms |= {name: EngineSystem(engines[name.dtype], name.workers) for name in names}
         yield Loaded(arms, engines[config.dtypes[0]], machine())
 
 
-def rounds(config: BenchConfig, arms: Mapping[ArmName, Arm], engine: Engine) -> Iterator[Reading]:
+def rounds(
+    config: BenchConfig, arms: Mapping[SystemName, Arm], engine: Engine
+) -> Iterator[Reading]:
     """Run all arms of each setting in turn, ``config.repeats`` times; each is warmed up first.
 
     Raises:

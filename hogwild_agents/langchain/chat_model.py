@@ -59,7 +59,7 @@ _ENGINE = (
     "prefix_cache",
     "num_pages",
     "page_size",
-    "max_pass_tokens",
+    "max_num_batched_tokens",
     "memory_fraction",
     "num_threads",
     "trust_remote_code",
@@ -96,8 +96,8 @@ class ChatHogwild(BaseChatModel):
         timeout: seconds for a whole call, loading left out.
         quantization: "int8" is faster on the CPU and less exact.
         dtype, device, attention, prefill_attention, cuda_graphs, prefix_cache, num_pages,
-            page_size, max_pass_tokens, memory_fraction, num_threads, trust_remote_code, revision:
-            see `hogwild_engine.EngineConfig`. Models of equal settings share one engine.
+            page_size, max_num_batched_tokens, memory_fraction, num_threads, trust_remote_code,
+            revision: see `hogwild_engine.EngineConfig`. Models of equal settings share one engine.
 
         All may be given for one call too: ``llm.invoke(…, max_steps=8)``. ``HOGWILD_MODEL`` and
         ``HOGWILD_DEVICE`` in the environment take the place of the defaults.
@@ -166,7 +166,7 @@ class ChatHogwild(BaseChatModel):
     prefix_cache: bool = True
     num_pages: int | None = None
     page_size: int = EngineConfig().page_size
-    max_pass_tokens: int = EngineConfig().max_pass_tokens
+    max_num_batched_tokens: int = EngineConfig().max_num_batched_tokens
     memory_fraction: float = EngineConfig().memory_fraction
     num_threads: int | None = None
     trust_remote_code: bool = False

@@ -5,6 +5,7 @@ workers.
 from hogwild_kernels.api import (
     IMPLEMENTATIONS,
     PREFILLS,
+    BlockRead,
     BlockTable,
     KernelArgumentError,
     KVScales,
@@ -19,6 +20,7 @@ from hogwild_kernels.api import (
 __all__ = [
     "IMPLEMENTATIONS",
     "PREFILLS",
+    "BlockRead",
     "BlockTable",
     "KVScales",
     "KernelArgumentError",

@@ -25,11 +25,12 @@ from hogwild_kernels.backends import (
 )
 from hogwild_kernels.cpu import c_backend
 from hogwild_kernels.cuda import long_runs, varlen
-from hogwild_kernels.table import BlockTable, KVScales, Run
+from hogwild_kernels.table import BlockRead, BlockTable, KVScales, Run
 
 __all__ = [
     "IMPLEMENTATIONS",
     "PREFILLS",
+    "BlockRead",
     "BlockTable",
     "KVScales",
     "KernelArgumentError",

@@ -23,6 +23,29 @@ class KVScales(NamedTuple):
     values: torch.Tensor
 
 
+class BlockRead(NamedTuple):
+    """One appearance of a block in the views of consecutive query tokens, as plain integers.
+
+    ``deltas``, ``hi`` and ``offsets`` are parallel: item ``i`` belongs to query token
+    ``first_row + i``.
+
+    Args:
+        pages: page numbers of the block, in order.
+        first_row: the first query token of the lists.
+        deltas: how far the reader's own block starts behind this one in the reader's view: the
+            extra rotation of its query.
+        hi: one past the last visible token; 0 if the query token does not read the block.
+        offsets: distance in the view from the block's first token to the query token, for sliding
+            windows.
+    """
+
+    pages: list[int]
+    first_row: int
+    deltas: list[int]
+    hi: list[int]
+    offsets: list[int]
+
+
 class Run(NamedTuple):
     """Consecutive rows that read one block alike: what attention over long sequences takes at once.
 

@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 
 from hogwild_agents.bench import systems
-from hogwild_agents.bench.engine_system import EngineArm
+from hogwild_agents.bench.engine_system import EngineSystem
 from hogwild_agents.bench.figures import figures_of
 from hogwild_agents.bench.measurement import Measured
 from hogwild_agents.bench.prompts import Prompts
-from hogwild_agents.bench.systems import ArmName, BenchConfig, Loaded, Reading, loaded, rounds
+from hogwild_agents.bench.systems import BenchConfig, Loaded, Reading, SystemName, loaded, rounds
 from hogwild_agents.bench.table import tables_of
 from hogwild_agents.cli import terminal
 from hogwild_agents.cli.commands import main
@@ -26,8 +26,8 @@ from tiny import save_tiny
 
 CONTEXT = 64
 STEPS = 12
-BASE = ArmName("generate", "bfloat16", 1)
-ONE, THREE, FOUR = (ArmName("hogwild", "bfloat16", workers) for workers in (1, 3, 4))
+BASE = SystemName("generate", "bfloat16", 1)
+ONE, THREE, FOUR = (SystemName("hogwild", "bfloat16", workers) for workers in (1, 3, 4))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def readings(config: BenchConfig, models: Loaded) -> list[Reading]:
     return list(rounds(config, models.arms, models.engine))
 
 
-def made(arm: ArmName, repeat: int, decode_s: float, *, tokens: int, **more: Any) -> Reading:
+def made(arm: SystemName, repeat: int, decode_s: float, *, tokens: int, **more: Any) -> Reading:
     run = Measured(64, 64, 0.5, steps=10, tokens=tokens, decode_s=decode_s, **more)
     return Reading(64, 1, repeat, arm, run)
 
@@ -133,7 +133,7 @@ def test_a_prompt_as_long_as_the_context_allows_leaves_all_steps_to_every_worker
     engine = models.engine
     room = engine.context_len - replace(config, workers=(5,)).written(1)
     before = engine.stats().worker_tokens
-    EngineArm(engine, 5).measure(Prompts(engine).tasks(room, 1, 7), STEPS, 7)
+    EngineSystem(engine, 5).measure(Prompts(engine).tasks(room, 1, 7), STEPS, 7)
     # One token each when the prompt is read; then the first one and those that are measured.
     assert engine.stats().worker_tokens - before == 5 * (1 + 1 + STEPS)
 
@@ -170,7 +170,7 @@ def test_ratios_compare_arms_within_a_round() -> None:
 
 
 def test_int8_is_compared_with_generate_in_bfloat16() -> None:
-    int8 = ArmName("hogwild", "int8", 1)
+    int8 = SystemName("hogwild", "int8", 1)
     figures = figures_of([made(BASE, 0, 1.0, tokens=10), made(int8, 0, 0.25, tokens=10)])
     assert figures[1].over_generate == 4.0
 

@@ -31,10 +31,10 @@ from pydantic import BaseModel
 
 from hogwild_agents import ChatHogwild, Grammar, HogwildNode
 from hogwild_agents.langchain import errors
-from hogwild_engine.text.chat_template import ChatFormat
-from hogwild_engine.text.output_parser import Reader
+from hogwild_engine.text.chat_template import ChatTemplate
+from hogwild_engine.text.output_parser import OutputParser
 from hogwild_engine.text.tool_format import OURS
-from rig import thinking_answer
+from model_harness import thinking_answer
 
 if TYPE_CHECKING:
     from hogwild_engine.engine import Engine
@@ -135,7 +135,7 @@ def test_langchain_29126_a_model_without_a_chat_template_says_so(tokenizer: Any)
     bare = copy.deepcopy(tokenizer)
     bare.chat_template = None
     with pytest.raises(Exception, match=r"'base'.*use an instruct or chat model"):
-        ChatFormat(bare, "base").render([{"role": "user", "content": "x"}])
+        ChatTemplate(bare, "base").render([{"role": "user", "content": "x"}])
     assert issubclass(errors.NoChatTemplateError, errors.ModelError)
 
 
@@ -206,7 +206,7 @@ def test_ollama_12174_a_call_without_its_tags_is_a_call() -> None:
     doubled = '{{"name": "weigh", "arguments": {"things": ["a"]}}}'  # Qwen2.5-Coder's template
     bold = f"**{doubled[1:-1]}**"
     for text in (written, written[8:-4], doubled, doubled[:-1], bold):
-        reader = Reader(OURS, ["weigh"])
+        reader = OutputParser(OURS, ["weigh"])
         for char in text:
             reader.feed(char)
         reader.feed("", final=True)

@@ -14,7 +14,7 @@ import pytest
 
 from hogwild_agents.bench.measurement import Measured
 from hogwild_agents.bench.prompts import Prompts
-from hogwild_agents.bench.systems import OURS, ArmName, BenchConfig, Loaded, Reading
+from hogwild_agents.bench.systems import OURS, BenchConfig, Loaded, Reading, SystemName
 from hogwild_engine.engine import Engine
 from recipes import bench_peers, peer_llama, peer_openvino
 from recipes.bench_peers import FILE, LLAMA, OPENVINO, main
@@ -25,7 +25,7 @@ SECONDS = {OURS: 1.0, OPENVINO: 2.0, LLAMA: 4.0}
 def reading(system: str, count: int, repeat: int) -> Reading:
     slow = (1.0, 5.0, 1.0)[repeat]
     run = Measured(512, 512, 1.0, steps=10, tokens=10 * count, decode_s=slow * SECONDS[system])
-    name = ArmName(system, "bfloat16" if system == OURS else FILE, count)
+    name = SystemName(system, "bfloat16" if system == OURS else FILE, count)
     return Reading(512, 1, repeat, name, run)
 
 
@@ -131,7 +131,7 @@ def test_llama_gives_every_sequence_the_prompt_and_its_own_tokens_in_order(
 ) -> None:
     fake, prompt = FakeLlama(), list(range(1, 700))
     monkeypatch.setitem(sys.modules, "llama_cpp", cast(Any, fake))
-    arm = peer_llama.LlamaArm(None, lambda _: prompt, sequences=3, context=800, threads=1)
+    arm = peer_llama.LlamaSystem(None, lambda _: prompt, sequences=3, context=800, threads=1)
     for seed in (1, 2):  # the second run starts anew
         run = arm.measure(["task"], 4, seed)
         assert (run.prompt_tokens, run.steps, run.tokens) == (699, 4, 12)
@@ -155,6 +155,6 @@ def test_openvino_decodes_as_many_sequences_from_our_tokens_as_it_is_asked_for(
     pipeline = peer_openvino.load_pipeline(bench_peers.gguf_of("smollm2-135m"), threads=1)
     (task,) = Prompts(smollm).tasks(96, 1, 1)
     for count in (1, 3):
-        run = peer_openvino.OpenVinoArm(pipeline, render, count).measure([task], 5, 1)
+        run = peer_openvino.OpenVinoSystem(pipeline, render, count).measure([task], 5, 1)
         assert (run.steps, run.tokens) == (5, 5 * count)
         assert run.prompt_tokens == run.prefilled == len(render(task))

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from hogwild_agents import ChatHogwild, Grammar
 from hogwild_agents.langchain import errors
-from hogwild_engine.text.chat_template import ChatFormat
+from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.role_order import stricter
 from hogwild_engine.text.tool_format import OURS
 
@@ -199,10 +199,10 @@ def test_the_form_of_calls_is_read_from_the_template(tokenizer: Any) -> None:
     )
     made = copy.deepcopy(tokenizer)
     made.chat_template = template
-    form = ChatFormat(made, "made").tool_format
+    form = ChatTemplate(made, "made").tool_format
     assert (form.opening, form.between, form.closing) == ("<call>", "(", ")</call>")
     assert (form.joint, form.native) == ("", True)
-    assert ChatFormat(tokenizer, "smollm2").tool_format == OURS
+    assert ChatTemplate(tokenizer, "smollm2").tool_format == OURS
 
 
 def test_strict_templates_get_turns_in_alternation(tokenizer: Any) -> None:
@@ -218,7 +218,7 @@ def test_strict_templates_get_turns_in_alternation(tokenizer: Any) -> None:
         {"role": "assistant", "content": "c"},
         {"role": "system", "content": "d"},
     ]
-    chat = ChatFormat(made, "strict")
+    chat = ChatTemplate(made, "strict")
     assert chat.decode(chat.render(turns)) == "[user]s\n\na\n\nb[assistant]c[user]d"
     mild, *_ = stricter(turns)
     assert [turn["role"] for turn in mild] == ["system", "user", "assistant", "user"]

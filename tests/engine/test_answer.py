@@ -13,17 +13,17 @@ import pytest
 from hogwild_engine import Worker, make_workers
 from hogwild_engine.api.events import Step
 from hogwild_engine.api.layout import LAYOUTS
-from hogwild_engine.api.protocol import BOXED_FINISHER, CODE, INSTRUCT, PAPER
-from hogwild_engine.text.chat_template import ChatFormat
-from rig import Script
-from stage import END, PROSE, TASK, Stage, done, ends
+from hogwild_engine.api.protocol import BOXED_PROMPT, CODE, INSTRUCT, PAPER
+from hogwild_engine.text.chat_template import ChatTemplate
+from model_harness import Script
+from session_harness import END, PROSE, TASK, SessionHarness, done, ends
 from streams import check_streams
 
 # The answer
 
 
-def test_the_finisher_closes_the_turn_and_asks_for_the_answer(stage: Stage) -> None:
-    protocol = replace(PROSE, finisher_question="Sum up, please.")
+def test_the_finisher_closes_the_turn_and_asks_for_the_answer(stage: SessionHarness) -> None:
+    protocol = replace(PROSE, final_question="Sum up, please.")
     script = stage.script({"": [" Well", END]}, protocol=protocol, max_steps=2)
     script.run()
     answer = script.session._answer
@@ -35,11 +35,11 @@ def test_the_finisher_closes_the_turn_and_asks_for_the_answer(stage: Stage) -> N
 
 
 def test_the_finisher_closes_thinking_where_the_template_thinks(
-    stage: Stage, tokenizer: Any
+    stage: SessionHarness, tokenizer: Any
 ) -> None:
     thinker = copy.deepcopy(tokenizer)
     thinker.chat_template += "{# <think> #}"
-    chat = ChatFormat(thinker, "thinker", [END])
+    chat = ChatTemplate(thinker, "thinker", [END])
     script = stage.script({"": [" Well", END]}, chat=chat, max_steps=2)
     script.run()
     answer = script.session._answer
@@ -49,26 +49,26 @@ def test_the_finisher_closes_thinking_where_the_template_thinks(
     assert common.endswith("<|im_start|>assistant\n<think>\n\n")
 
 
-def test_a_finisher_of_the_protocol_is_part_of_the_answer(stage: Stage) -> None:
-    protocol = replace(PROSE, finisher=BOXED_FINISHER, answer_tokens=2)
+def test_a_finisher_of_the_protocol_is_part_of_the_answer(stage: SessionHarness) -> None:
+    protocol = replace(PROSE, final_prompt=BOXED_PROMPT, answer_tokens=2)
     script = stage.script(
         {"": ["4", "}.", " And more"]}, protocol=protocol, max_steps=2, max_tokens=9
     )
     script.run()
-    assert done(script).text == BOXED_FINISHER.lstrip() + "4}."
+    assert done(script).text == BOXED_PROMPT.lstrip() + "4}."
     assert done(script).usage.answer_tokens == 2
     check_streams(script.events)
 
 
-def test_stop_strings_are_not_looked_for_in_what_the_protocol_wrote(stage: Stage) -> None:
-    protocol = replace(PROSE, finisher=BOXED_FINISHER)
+def test_stop_strings_are_not_looked_for_in_what_the_protocol_wrote(stage: SessionHarness) -> None:
+    protocol = replace(PROSE, final_prompt=BOXED_PROMPT)
     script = stage.script({"": ["4", "}", " x"]}, protocol=protocol, max_steps=2, stop=("{", "}"))
     script.run()
-    assert done(script).text == BOXED_FINISHER.lstrip() + "4"
+    assert done(script).text == BOXED_PROMPT.lstrip() + "4"
     check_streams(script.events)
 
 
-def test_a_header_in_the_answer_is_rewound_and_banned(stage: Stage) -> None:
+def test_a_header_in_the_answer_is_rewound_and_banned(stage: SessionHarness) -> None:
     pieces: list[str | int] = [" So", "\n\n", "**", "Alice", " [", " it is", END]
     script = stage.script({"": pieces}, max_steps=1, max_tokens=20)
     banned = []
@@ -88,7 +88,7 @@ def test_a_header_in_the_answer_is_rewound_and_banned(stage: Stage) -> None:
     check_streams(script.events)
 
 
-def test_a_header_for_a_tool_is_rewound_too(stage: Stage) -> None:
+def test_a_header_for_a_tool_is_rewound_too(stage: SessionHarness) -> None:
     """Models take tools for members of the team."""
     weigh = {"name": "weigh", "parameters": {"type": "object", "properties": {}}}
     tools = ({"type": "function", "function": weigh},)
@@ -100,7 +100,9 @@ def test_a_header_for_a_tool_is_rewound_too(stage: Stage) -> None:
         check_streams(script.events)
 
 
-def test_a_team_is_asked_for_a_call_before_results_and_for_words_after_them(stage: Stage) -> None:
+def test_a_team_is_asked_for_a_call_before_results_and_for_words_after_them(
+    stage: SessionHarness,
+) -> None:
     weigh = {"name": "weigh", "parameters": {"type": "object", "properties": {}}}
     tools = ({"type": "function", "function": weigh},)
     call = {"id": "1", "type": "function", "function": {"name": "weigh", "arguments": {}}}
@@ -126,7 +128,7 @@ def test_a_team_is_asked_for_a_call_before_results_and_for_words_after_them(stag
         assert "complete final answer" in text
 
 
-def test_an_answer_that_is_cut_inside_a_header_ends_before_it(stage: Stage) -> None:
+def test_an_answer_that_is_cut_inside_a_header_ends_before_it(stage: SessionHarness) -> None:
     script = stage.script({"": [" So", "\n\n", "**", "Alice", " ["]}, max_steps=1, max_tokens=5)
     script.run()
     assert done(script).text == "So"
@@ -134,14 +136,14 @@ def test_an_answer_that_is_cut_inside_a_header_ends_before_it(stage: Stage) -> N
     check_streams(script.events)
 
 
-def test_an_arrival_teams_answer_has_no_white_space_at_its_ends(stage: Stage) -> None:
+def test_an_arrival_teams_answer_has_no_white_space_at_its_ends(stage: SessionHarness) -> None:
     script = stage.script({"": ["\n\n", " So", "\n", END]}, layout="arrival", max_steps=1)
     script.run()
     assert done(script).text == "So"
     check_streams(script.events)
 
 
-def test_the_answers_repetition_penalty_counts_the_prompt(stage: Stage) -> None:
+def test_the_answers_repetition_penalty_counts_the_prompt(stage: SessionHarness) -> None:
     script = stage.script({"": [" So", END]}, max_steps=1)
     script.run()
     answer = script.session._answer
@@ -150,7 +152,7 @@ def test_the_answers_repetition_penalty_counts_the_prompt(stage: Stage) -> None:
     assert answer.writer.seen == wanted
 
 
-def test_the_answer_sees_every_paragraph_and_open_text(stage: Stage) -> None:
+def test_the_answer_sees_every_paragraph_and_open_text(stage: SessionHarness) -> None:
     script = stage.script({"Alice": [" a.\n\n", " still open"], "Bob": [" b c d e f"]}, max_steps=5)
     views = []
 
@@ -164,7 +166,7 @@ def test_the_answer_sees_every_paragraph_and_open_text(stage: Stage) -> None:
     assert "**Alice [1]:** a.\n\n**Alice [2]:** still open\n\n**Bob [1]:** b c d e f\n\n" in text
 
 
-def test_joined_paragraphs_are_the_answer_at_no_extra_step(stage: Stage) -> None:
+def test_joined_paragraphs_are_the_answer_at_no_extra_step(stage: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {
         "Alice": [" a b.\n\n", END],
         "Bob": [" c.\n\n", " d.\n\n", END],
@@ -178,14 +180,16 @@ def test_joined_paragraphs_are_the_answer_at_no_extra_step(stage: Stage) -> None
     check_streams(script.events)
 
 
-def test_a_join_that_runs_out_of_steps_says_length_and_holds_what_is_open(stage: Stage) -> None:
+def test_a_join_that_runs_out_of_steps_says_length_and_holds_what_is_open(
+    stage: SessionHarness,
+) -> None:
     script = stage.script({"Alice": [" a b.\n\n", " open"]}, answer="join", max_steps=5)
     script.run()
     assert done(script).finish_reason == "length"
     assert done(script).text.startswith("a b.\n\nopen")
 
 
-def test_the_answer_is_bounded_by_max_tokens(stage: Stage) -> None:
+def test_the_answer_is_bounded_by_max_tokens(stage: SessionHarness) -> None:
     script = stage.script(max_steps=1, max_tokens=3)
     script.run()
     assert done(script).usage.answer_tokens == 3
@@ -195,7 +199,7 @@ def test_the_answer_is_bounded_by_max_tokens(stage: Stage) -> None:
 # Prompts
 
 
-def test_rules_stand_where_the_protocol_puts_them(stage: Stage) -> None:
+def test_rules_stand_where_the_protocol_puts_them(stage: SessionHarness) -> None:
     messages = (
         {"role": "system", "content": "S."},
         {"role": "user", "content": "First."},
@@ -217,7 +221,7 @@ def test_rules_stand_where_the_protocol_puts_them(stage: Stage) -> None:
 
 @pytest.mark.parametrize("position", ["after_task", "before_task", "system"])
 def test_rules_join_content_that_comes_in_parts(
-    stage: Stage, tokenizer: Any, position: Any
+    stage: SessionHarness, tokenizer: Any, position: Any
 ) -> None:
     parted = copy.deepcopy(tokenizer)
     parted.chat_template = (
@@ -228,7 +232,7 @@ def test_rules_join_content_that_comes_in_parts(
         {"role": "user", "content": [{"type": "text", "text": "Task."}]},
     )
     protocol = replace(PROSE, rules="Rules.", rules_position=position)
-    chat = ChatFormat(parted, "parted", [END])
+    chat = ChatTemplate(parted, "parted", [END])
     script = stage.script(chat=chat, messages=messages, protocol=protocol, answer="join")
     prompt = script.chat.decode(script.parallel._parts.common.tokens)
     assert (
@@ -241,7 +245,7 @@ def test_rules_join_content_that_comes_in_parts(
     )
 
 
-def test_every_first_paragraph_starts_after_a_blank_line(stage: Stage) -> None:
+def test_every_first_paragraph_starts_after_a_blank_line(stage: SessionHarness) -> None:
     for protocol in (PROSE, replace(PROSE, history_header="### Past steps\n\n"), PAPER):
         script = stage.script(protocol=protocol)
         common = script.chat.decode(script.parallel._parts.common.tokens)
@@ -252,12 +256,12 @@ def test_every_first_paragraph_starts_after_a_blank_line(stage: Stage) -> None:
 # The log of passes
 
 
-def test_the_log_holds_who_wrote_what_in_which_pass(stage: Stage) -> None:
+def test_the_log_holds_who_wrote_what_in_which_pass(stage: SessionHarness) -> None:
     script = stage.script({"Alice": [" a b"], "Bob": [" c.\n\n"]}, max_steps=6, max_tokens=2)
     script.run()
     log = script.session._ledger.log
     assert [entry.number for entry in log] == sorted(entry.number for entry in log)
-    assert log[-1].number == script.session.usage().passes - 1
+    assert log[-1].number == script.session.usage().forward_steps - 1
     by_alice = [token for entry in log if entry.writer == 0 for token in entry.tokens]
     assert script.chat.decode(by_alice) == "**Alice [1]:** a b" + " word" * 4
     encoded = sum(len(entry.tokens) for entry in log)
@@ -279,7 +283,7 @@ def check_consistent(script: Script) -> None:
         opening = script.chat.decode(writer.block.tokens[draft.start : draft.base])
         assert opening.endswith(header + draft.forced)
         assert writer.block.tokens[draft.base :] == [d.token for d in draft.drawn]
-        assert draft.shown == "" or draft.settled
+        assert draft.shown == "" or draft.committed
         assert draft.text.lstrip().startswith(draft.shown)
 
 
@@ -292,7 +296,9 @@ FRAGMENTS: Sequence[str | int] = (
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_workers_write_a_session_ends_and_is_consistent(stage: Stage, seed: int) -> None:
+def test_whatever_workers_write_a_session_ends_and_is_consistent(
+    stage: SessionHarness, seed: int
+) -> None:
     rng = random.Random(seed)
     protocol = replace(
         rng.choice((PROSE, PAPER, INSTRUCT, CODE)),
@@ -302,7 +308,7 @@ def test_whatever_workers_write_a_session_ends_and_is_consistent(stage: Stage, s
         max_repeats=rng.choice((None, 0, 1, 3)),
         min_chars=rng.choice((0, 10)),
         intervention_tokens=rng.choice((None, 1, 20)),
-        guards_headers=rng.random() < 0.5,
+        forbids_headers=rng.random() < 0.5,
     )
     workers = make_workers(rng.randint(2, 5))
     texts: dict[str, list[str | int]] = {

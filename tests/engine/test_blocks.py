@@ -12,11 +12,11 @@ import torch
 
 from hogwild_engine import Protocol, Request, make_workers
 from hogwild_engine.cache.block import Block
-from hogwild_engine.sessions.session import Turn
-from hogwild_engine.step.batch import Feed
-from hogwild_engine.text.chat_template import ChatFormat
+from hogwild_engine.sessions.session import ScheduledStep
+from hogwild_engine.step.batch import Chunk
+from hogwild_engine.text.chat_template import ChatTemplate
+from model_harness import ModelHarness, Script, plain
 from oracle import turn
-from rig import Rig, Script, plain
 from tiny import FAMILIES, MAIN_FAMILIES, tiny_model
 
 SPLITS = ((1,), (63,), (5, 0, 31), (1, 1, 1), (7, 20, 0, 13), (3, 9, 27, 1, 6))
@@ -34,12 +34,12 @@ def forward(model: Any, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def feed(
-    rig: Rig, block: Block, others: Sequence[Block], rng: random.Random | None = None
+    rig: ModelHarness, block: Block, others: Sequence[Block], rng: random.Random | None = None
 ) -> torch.Tensor:
     """Encode all of ``block`` behind ``others``, in one pass or in ragged pieces; its logits."""
     cuts = {0, len(block)} | (set(rng.choices(range(len(block)), k=2)) if rng else set())
     logits = [
-        rig.run([Feed(block, start, stop - start, [*others, block])])
+        rig.run([Chunk(block, start, stop - start, [*others, block])])
         for start, stop in pairwise(sorted(cuts))
     ]
     return torch.cat(logits) if logits else torch.empty(0)
@@ -51,7 +51,7 @@ def check_equal(got: torch.Tensor, wanted: torch.Tensor, tolerance: float = 2e-4
     assert float((got - wanted).abs().max()) < tolerance * float(wanted.abs().max())
 
 
-def check_blockwise(rig: Rig, lengths: Sequence[int], seed: int = 0) -> None:
+def check_blockwise(rig: ModelHarness, lengths: Sequence[int], seed: int = 0) -> None:
     """Feed one text as blocks, each in ragged pieces, and compare with the plain forward."""
     rng, tokens = random.Random(seed), random_tokens(sum(lengths), seed)
     ends = [0, *accumulate(lengths)]
@@ -68,7 +68,7 @@ def check_blockwise(rig: Rig, lengths: Sequence[int], seed: int = 0) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_blocks_read_as_one_plain_text_in_every_family(family: str) -> None:
-    rig = Rig(tiny_model(family))
+    rig = ModelHarness(tiny_model(family))
     for seed, lengths in enumerate(SPLITS):
         check_blockwise(rig, lengths, seed)
     assert rig.all_free
@@ -76,7 +76,7 @@ def test_blocks_read_as_one_plain_text_in_every_family(family: str) -> None:
 
 @pytest.mark.parametrize("lean", [False, True])
 def test_blocks_read_as_one_plain_text_on_the_embedded_model(smollm_model: Any, lean: bool) -> None:
-    rig = Rig(smollm_model, num_pages=32, lean=lean)
+    rig = ModelHarness(smollm_model, num_pages=32, lean=lean)
     for lengths in ((41,), (7, 20, 0, 13), (3, 9, 11, 1, 6)):
         check_blockwise(rig, lengths)
 
@@ -84,7 +84,7 @@ def test_blocks_read_as_one_plain_text_on_the_embedded_model(smollm_model: Any, 
 @pytest.mark.parametrize("family", MAIN_FAMILIES)
 def test_each_worker_reads_the_others_as_if_they_stood_before_it(family: str) -> None:
     """Two blocks that read each other in turn: each sees the text in an order of its own."""
-    rig = Rig(tiny_model(family))
+    rig = ModelHarness(tiny_model(family))
     common, first, second, own = (random_tokens(n, n) for n in (13, 7, 11, 5))
     shared = rig.block(common)
     feed(rig, shared, [])
@@ -102,7 +102,7 @@ def test_each_worker_reads_the_others_as_if_they_stood_before_it(family: str) ->
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_moved_paragraph_is_turned_once_and_its_values_are_as_they_were(family: str) -> None:
-    rig = Rig(tiny_model(family), page_size=8)
+    rig = ModelHarness(tiny_model(family), page_size=8)
     common, paragraph = rig.block(random_tokens(21)), rig.block(random_tokens(13, 1))
     feed(rig, common, [])
     feed(rig, paragraph, [common])
@@ -125,7 +125,7 @@ def test_a_moved_paragraph_is_turned_once_and_its_values_are_as_they_were(family
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_follows_a_move_reads_the_history_as_one_text(family: str) -> None:
     """Three moves at odd places, then logits of the next block against a plain forward."""
-    rig = Rig(tiny_model(family), page_size=8)
+    rig = ModelHarness(tiny_model(family), page_size=8)
     common = rig.block(random_tokens(19))
     feed(rig, common, [])
     for index, length in enumerate((1, 13, 31)):
@@ -139,10 +139,10 @@ def test_what_follows_a_move_reads_the_history_as_one_text(family: str) -> None:
 
 @pytest.mark.parametrize("num_workers", [2, 5])
 def test_every_token_is_written_once_however_many_workers_read_it(
-    chat: ChatFormat, num_workers: int
+    chat: ChatTemplate, num_workers: int
 ) -> None:
     """The cache starts full of NaN: a pass fills as many slots as it has tokens, no more."""
-    rig = Rig(tiny_model("llama"), num_pages=128)
+    rig = ModelHarness(tiny_model("llama"), num_pages=128)
     protocol = Protocol(name="x", rules="Go.", stagger=0, min_chars=0, paragraph_end="blank_line")
     request = Request(
         ({"role": "user", "content": "Hello"},),
@@ -154,7 +154,7 @@ def test_every_token_is_written_once_however_many_workers_read_it(
     script = Script(rig, chat, request, {"Alice": [" a few words.\n\n"]}, runs=True)
     slots_used: set[int] = set()
 
-    def check(turn: Turn) -> None:
+    def check(turn: ScheduledStep) -> None:
         new = {slot for f in turn.feeds for slot in f.block.slots(f.start, f.start + f.count)}
         assert len(new) == sum(f.count for f in turn.feeds)
         slots_used.update(new)

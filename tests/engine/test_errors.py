@@ -25,7 +25,7 @@ from hogwild_engine import (
 from hogwild_engine.api import errors
 from hogwild_engine.loading import weights
 from hogwild_engine.loading.weights import Weights
-from rig import model_of
+from model_harness import model_of
 
 HELLO = ({"role": "user", "content": "Hello"},)
 
@@ -45,7 +45,7 @@ BAD_SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "no pages": (lambda: EngineConfig(num_pages=0), "num_pages"),
     "a share of pages": (lambda: EngineConfig(num_pages=0.5), "num_pages"),  # pyright: ignore[reportArgumentType]
     "an empty page": (lambda: EngineConfig(page_size=0), "page_size"),
-    "an empty pass": (lambda: EngineConfig(max_pass_tokens=-1), "max_pass_tokens"),
+    "an empty pass": (lambda: EngineConfig(max_num_batched_tokens=-1), "max_num_batched_tokens"),
     "no threads": (lambda: EngineConfig(num_threads=0), "num_threads"),
     "true threads": (lambda: EngineConfig(num_threads=True), "num_threads"),
     "no memory": (lambda: EngineConfig(memory_fraction=0), "memory_fraction"),
@@ -87,7 +87,10 @@ BAD_SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "a header without a name": (lambda: Protocol("x", "r", header="[{number}]:"), "header"),
     "a header with a space": (lambda: Protocol("x", "r", header="{name}: "), "header"),
     "an unknown field": (lambda: Protocol("x", "{team}"), "rules"),
-    "a lonely brace": (lambda: Protocol("x", "r", first_words=("a", "{")), r"first_words\[1\]"),
+    "a lonely brace": (
+        lambda: Protocol("x", "r", first_prefixes=("a", "{")),
+        r"first_prefixes\[1\]",
+    ),
     "a negative stagger": (lambda: Protocol("x", "r", stagger=-1), "stagger"),
     "negative characters": (lambda: Protocol("x", "r", min_chars=-1), "min_chars"),
     "negative repeats": (lambda: Protocol("x", "r", max_repeats=-1), "max_repeats"),
@@ -95,7 +98,7 @@ BAD_SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Protocol("x", "r", intervention_tokens=0),
         "intervention_tokens",
     ),
-    "no finisher": (lambda: Protocol("x", "r", finisher=""), "finisher"),
+    "no final_prompt": (lambda: Protocol("x", "r", final_prompt=""), "final_prompt"),
     "no tokens of answer": (lambda: Protocol("x", "r", answer_tokens=0), "answer_tokens"),
 }
 
@@ -108,8 +111,10 @@ def test_a_bad_setting_is_named_with_what_was_wanted_and_what_came(what: str) ->
 
 
 def test_a_brace_in_a_text_that_is_not_a_template_is_a_brace() -> None:
-    protocol = Protocol("x", "r", opening="```json\n{", intervention="{ok}?", finisher="\\boxed{")
-    assert protocol.opening == "```json\n{"
+    protocol = Protocol(
+        "x", "r", forced_prefix="```json\n{", intervention="{ok}?", final_prompt="\\boxed{"
+    )
+    assert protocol.forced_prefix == "```json\n{"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from generation import generated
 from hogwild_engine import Engine, EngineConfig, Request, SamplingParams, make_workers
 from hogwild_engine.loading.weights import Weights
-from hogwild_engine.text.chat_template import ChatFormat
-from rig import drawn_by_writer, plain
+from hogwild_engine.text.chat_template import ChatTemplate
+from model_harness import drawn_by_writer, plain
 from tiny import FAMILIES, tiny_model
 
 LONE = make_workers(1)
@@ -68,7 +68,7 @@ def test_every_family_writes_what_generate_writes(
 
 
 def test_a_repetition_penalty_is_that_of_generate(
-    monkeypatch: pytest.MonkeyPatch, chat: ChatFormat, tokenizer: Any
+    monkeypatch: pytest.MonkeyPatch, chat: ChatTemplate, tokenizer: Any
 ) -> None:
     """On a model that likes to say the prompt again: tokens of the prompt count as repeated."""
     prompt = chat.render([{"role": "user", "content": QUESTIONS["odd"]}])

@@ -17,7 +17,7 @@ from hogwild_engine.api.events import AnswerToken, Finished
 from hogwild_engine.api.grammar import Grammar
 from hogwild_engine.engine import Engine
 from hogwild_engine.text.call_grammar import call_grammar
-from hogwild_engine.text.chat_template import ChatFormat
+from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.constraint import forbid
 from hogwild_engine.text.schema import bounded
 from hogwild_engine.text.tool_format import OURS
@@ -76,7 +76,7 @@ def test_forced_tokens_cost_no_pass(engine: Engine) -> None:
     finished = ask(engine, grammar=Grammar.choice("one two three four five six seven eight"))
     assert finished.text == "one two three four five six seven eight"
     assert finished.usage.answer_tokens >= 8
-    assert finished.usage.passes < finished.usage.answer_tokens
+    assert finished.usage.forward_steps < finished.usage.answer_tokens
 
 
 def test_an_answer_that_the_budget_cuts_says_so(engine: Engine) -> None:
@@ -110,7 +110,7 @@ def test_each_worker_writes_one_paragraph_by_the_workers_grammar(
     assert all(paragraph.complete for paragraph in finished.paragraphs)
 
 
-def test_masks_leave_what_the_grammar_allows_in_its_rows_alone(chat: ChatFormat) -> None:
+def test_masks_leave_what_the_grammar_allows_in_its_rows_alone(chat: ChatTemplate) -> None:
     digits = chat.grammars.compile(Grammar.regex("[0-9]+"), 9)
     logits = torch.zeros(3, 60_000)
     forbid(logits, [None, digits, None])
@@ -213,7 +213,7 @@ CALLED = '<tool_call>\n{"name": "pa/int", "arguments": {"x": "1"}}\n</tool_call>
         ('<tool_call>\n{"name": "other', False),
     ],
 )
-def test_text_goes_on_freely_until_it_is_a_call(chat: ChatFormat, text: str, fits: bool) -> None:
+def test_text_goes_on_freely_until_it_is_a_call(chat: ChatTemplate, text: str, fits: bool) -> None:
     tools = [{"type": "function", "function": PAINT}]
     grammar = call_grammar(tools, "auto", OURS, chat.spell, 99, parallel=True)
     constraint = chat.grammars.compile(grammar, 99)

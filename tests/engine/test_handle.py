@@ -73,13 +73,13 @@ def test_a_reader_whose_loop_is_gone_cancels_its_session(tidy_engine: Engine) ->
     handle = tidy_engine.submit(replace(requests()[0], max_steps=500, max_tokens=100))
 
     async def leave() -> Any:
-        reader = aiter(handle)
-        await anext(reader)
-        return reader
+        parser = aiter(handle)
+        await anext(parser)
+        return parser
 
-    reader = asyncio.run(leave())
+    parser = asyncio.run(leave())
     wait_until(lambda: tidy_engine.stats().sessions == 0)
-    del reader
+    del parser
 
 
 def test_every_event_is_plain_data(tidy_engine: Engine) -> None:
@@ -118,5 +118,5 @@ def test_the_engine_counts_what_its_sessions_cost(tidy_engine: Engine) -> None:
     assert cost("worker_tokens") == sum(sum(d.usage.worker_tokens.values()) for d in done)
     assert cost("answer_tokens") == sum(d.usage.answer_tokens for d in done)
     assert cost("forced_tokens") == sum(d.usage.forced_tokens for d in done)
-    assert cost("steps") == sum(d.usage.passes for d in done)
+    assert cost("steps") == sum(d.usage.forward_steps for d in done)
     assert after.cache_bytes == 256 * 8 * tidy_engine._cache.bytes_per_token

@@ -16,9 +16,9 @@ from hogwild_engine.api.events import Finished
 from hogwild_engine.api.layout import LAYOUTS, LayoutName
 from hogwild_engine.api.protocol import CODE, INSTRUCT, PAPER
 from hogwild_engine.loading.weights import Weights
-from hogwild_engine.step.batch import Plan
-from hogwild_engine.text.chat_template import ChatFormat
-from rig import Rig, Script, model_of
+from hogwild_engine.step.batch import Batch
+from hogwild_engine.text.chat_template import ChatTemplate
+from model_harness import ModelHarness, Script, model_of
 from tiny import tiny_model
 
 HELLO = ({"role": "user", "content": "Hello"},)
@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0, seed=1)
 SHORT = Protocol(name="short", rules="Go.", stagger=0, min_chars=0, max_repeats=None)
 
 
-def longest_view(plan: Plan) -> int:
+def longest_view(plan: Batch) -> int:
     """Tokens that the row with the longest view reads."""
     seen: dict[int, int] = {}
     for entry in plan.entries:
@@ -49,7 +49,7 @@ def test_a_full_context_ends_the_run_with_an_answer(
     engine = tiny_engine("llama", talkative=True)
     run, longest = engine._runner.run, 0
 
-    def watch(plan: Plan) -> Any:
+    def watch(plan: Batch) -> Any:
         nonlocal longest
         longest = max(longest, longest_view(plan))
         return run(plan)
@@ -120,12 +120,12 @@ def test_a_small_pool_refuses_or_answers(
 
 
 @pytest.fixture(scope="module")
-def rig() -> Rig:
-    return Rig(tiny_model("llama"), num_pages=4000)
+def rig() -> ModelHarness:
+    return ModelHarness(tiny_model("llama"), num_pages=4000)
 
 
 @pytest.fixture
-def free_after(rig: Rig) -> Iterator[None]:
+def free_after(rig: ModelHarness) -> Iterator[None]:
     yield
     assert rig.all_free
 
@@ -142,7 +142,7 @@ def random_request(rng: random.Random) -> Request:
         ending_token=rng.choice(("opens", "closes")),
         max_repeats=rng.choice((None, 2)),
         intervention_tokens=rng.choice((None, 1, 30)),
-        opening=rng.choice(("", "", " a long opening of many words" * 4)),
+        forced_prefix=rng.choice(("", "", " a long opening of many words" * 4)),
     )
     return Request(
         ({"role": "user", "content": "word " * rng.choice((1, 50, 300))},),
@@ -159,7 +159,7 @@ def random_request(rng: random.Random) -> Request:
 
 @pytest.mark.parametrize("seed", range(80))
 def test_a_session_never_holds_more_than_it_set_aside(
-    rig: Rig, chat: ChatFormat, free_after: None, seed: int
+    rig: ModelHarness, chat: ChatTemplate, free_after: None, seed: int
 ) -> None:
     """Any pool, context, team and paragraphs: pages and views keep their bounds."""
     rng = random.Random(seed)
@@ -178,7 +178,7 @@ def test_a_session_never_holds_more_than_it_set_aside(
     def check(turn: Any) -> None:
         held = rig.cache.pool.num_pages - rig.cache.pool.num_free
         assert held <= session.num_pages
-        plan = Plan()
+        plan = Batch()
         plan.add_session(turn.feeds, turn.hidden)
         assert longest_view(plan) <= context_len
 
@@ -193,10 +193,12 @@ def test_a_session_never_holds_more_than_it_set_aside(
 @pytest.mark.parametrize("num_workers", [2, 5])
 @pytest.mark.parametrize("max_steps", [1, 30])
 def test_a_run_that_has_room_is_never_cut_short(
-    chat: ChatFormat, page_size: int, num_workers: int, max_steps: int
+    chat: ChatTemplate, page_size: int, num_workers: int, max_steps: int
 ) -> None:
     """What a session sets aside is enough for its whole budget."""
-    rig = Rig(tiny_model("llama"), num_pages=max(80, 2000 // page_size), page_size=page_size)
+    rig = ModelHarness(
+        tiny_model("llama"), num_pages=max(80, 2000 // page_size), page_size=page_size
+    )
     request = Request(
         HELLO,
         workers=make_workers(num_workers),

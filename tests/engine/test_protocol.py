@@ -11,13 +11,25 @@ from hogwild_engine import Paragraph, make_workers
 from hogwild_engine.api.events import Intervention, ParagraphFinished, Step
 from hogwild_engine.api.layout import LAYOUTS
 from hogwild_engine.api.protocol import CODE, PAPER
-from stage import END, PROSE, Stage, common_text, done, ends, history, own_text, steps
+from session_harness import (
+    END,
+    PROSE,
+    SessionHarness,
+    common_text,
+    done,
+    ends,
+    history,
+    own_text,
+    steps,
+)
 from streams import check_streams
 
 # Paragraphs
 
 
-def test_a_finished_paragraph_moves_to_the_history_and_the_next_one_opens(stage: Stage) -> None:
+def test_a_finished_paragraph_moves_to_the_history_and_the_next_one_opens(
+    stage: SessionHarness,
+) -> None:
     script = stage.script({"Alice": [" One two.\n\n"], "Bob": [" Three four five six"]})
     assert own_text(script, 0) == "**Alice [1]:**"
     steps(script, 4)
@@ -29,7 +41,7 @@ def test_a_finished_paragraph_moves_to_the_history_and_the_next_one_opens(stage:
     assert (event.step, event.index, event.paragraph.step) == (4, 0, 4)
 
 
-def test_the_ending_token_may_open_the_next_block_as_published(stage: Stage) -> None:
+def test_the_ending_token_may_open_the_next_block_as_published(stage: SessionHarness) -> None:
     script = stage.script(
         {"Alice": [" One two.\n\n"]}, protocol=replace(PROSE, ending_token="opens")
     )
@@ -38,7 +50,7 @@ def test_the_ending_token_may_open_the_next_block_as_published(stage: Stage) -> 
     assert own_text(script, 0) == "\n\n**Alice [2]:**"
 
 
-def test_a_blank_line_of_two_tokens_ends_a_paragraph_at_its_second(stage: Stage) -> None:
+def test_a_blank_line_of_two_tokens_ends_a_paragraph_at_its_second(stage: SessionHarness) -> None:
     newline = stage.chat.encode("\n")
     texts: dict[str, list[str | int]] = {"Alice": [" One two.", *newline, *newline]}
     script = stage.script(texts)
@@ -49,7 +61,7 @@ def test_a_blank_line_of_two_tokens_ends_a_paragraph_at_its_second(stage: Stage)
     assert common_text(script) == "**Alice [1]:** One two.\n\n"
 
 
-def test_paragraphs_of_one_step_move_in_worker_order(stage: Stage) -> None:
+def test_paragraphs_of_one_step_move_in_worker_order(stage: SessionHarness) -> None:
     script = stage.script(
         {"Bob": [" b.\n\n"], "Alice": [" a.\n\n"], "Carol": [" c.\n\n"]}, workers=make_workers(3)
     )
@@ -62,7 +74,7 @@ def test_paragraphs_of_one_step_move_in_worker_order(stage: Stage) -> None:
 
 @pytest.mark.parametrize("layout", ["contiguous", "arrival"])
 def test_without_a_history_paragraphs_stay_where_they_were_written(
-    stage: Stage, layout: Any
+    stage: SessionHarness, layout: Any
 ) -> None:
     script = stage.script({"Alice": [" One.\n\n", " Two"]}, layout=layout)
     steps(script, 4)
@@ -72,7 +84,7 @@ def test_without_a_history_paragraphs_stay_where_they_were_written(
         assert history(script) == [("Alice", 1, "One.", True)]
 
 
-def test_unsynchronised_workers_keep_their_paragraphs_to_the_end(stage: Stage) -> None:
+def test_unsynchronised_workers_keep_their_paragraphs_to_the_end(stage: SessionHarness) -> None:
     script = stage.script(
         {"Alice": [" One.\n\n", " Two", END, END]}, sync_interval=None, max_steps=8
     )
@@ -82,10 +94,10 @@ def test_unsynchronised_workers_keep_their_paragraphs_to_the_end(stage: Stage) -
     assert [p[2] for p in history(script) if p[0] == "Alice"] == ["One.", "Two"]
 
 
-def test_paragraph_numbers_go_on_from_the_history_of_the_request(stage: Stage) -> None:
+def test_paragraph_numbers_go_on_from_the_history_of_the_request(stage: SessionHarness) -> None:
     told = (Paragraph("Bob", 1, "Before."), Paragraph("Bob", 2, "And then."))
     script = stage.script(
-        {"Bob": [" Now.\n\n"]}, history=told, protocol=replace(PROSE, first_words=(" Hi",))
+        {"Bob": [" Now.\n\n"]}, history=told, protocol=replace(PROSE, first_prefixes=(" Hi",))
     )
     assert own_text(script, 0) == "**Alice [1]:**"
     assert own_text(script, 1) == "**Bob [3]:**"
@@ -95,7 +107,7 @@ def test_paragraph_numbers_go_on_from_the_history_of_the_request(stage: Stage) -
     assert history(script) == [("Bob", 3, "Now.", True)]
 
 
-def test_code_ends_at_its_closing_fence(stage: Stage) -> None:
+def test_code_ends_at_its_closing_fence(stage: SessionHarness) -> None:
     script = stage.script({"Alice": ["x = 1\n```\n"]}, protocol=replace(CODE, stagger=0))
     assert own_text(script, 0) == "**Alice [1]:**\n\n```python\n"
     while not script.parallel.history:
@@ -105,15 +117,17 @@ def test_code_ends_at_its_closing_fence(stage: Stage) -> None:
     assert own_text(script, 0) == "**Alice [2]:**\n\n```python\n"
 
 
-def test_a_fence_that_is_cut_is_closed_for_the_others(stage: Stage) -> None:
+def test_a_fence_that_is_cut_is_closed_for_the_others(stage: SessionHarness) -> None:
     script = stage.script({"Alice": ["x = 1\n", END]}, protocol=replace(CODE, stagger=0))
     while not script.parallel.history:
         script.step()
     assert common_text(script) == "**Alice [1]:**\n\n```python\nx = 1\n```\n\n"
 
 
-def test_openings_and_first_words_are_put_in_workers_mouths(stage: Stage) -> None:
-    protocol = replace(PROSE, opening=" Well:", first_words=(" I'm {name}.", " And I {name}."))
+def test_openings_and_first_words_are_put_in_workers_mouths(stage: SessionHarness) -> None:
+    protocol = replace(
+        PROSE, forced_prefix=" Well:", first_prefixes=(" I'm {name}.", " And I {name}.")
+    )
     script = stage.script({"Alice": [" One.\n\n"]}, protocol=protocol, workers=make_workers(3))
     assert [own_text(script, i) for i in range(3)] == [
         "**Alice [1]:** Well: I'm Alice.",
@@ -128,7 +142,9 @@ def test_openings_and_first_words_are_put_in_workers_mouths(stage: Stage) -> Non
 # Turns and stops
 
 
-def test_an_end_of_turn_after_text_ends_the_paragraph_and_then_the_worker(stage: Stage) -> None:
+def test_an_end_of_turn_after_text_ends_the_paragraph_and_then_the_worker(
+    stage: SessionHarness,
+) -> None:
     script = stage.script({"Alice": [" One", END, END], "Bob": [" Two three four five"]})
     steps(script, 2)
     assert history(script) == [("Alice", 1, "One", True)]
@@ -141,7 +157,7 @@ def test_an_end_of_turn_after_text_ends_the_paragraph_and_then_the_worker(stage:
     assert script.of(Step)[-1].active == ("Bob",)
 
 
-def test_an_end_of_turn_may_end_the_session(stage: Stage) -> None:
+def test_an_end_of_turn_may_end_the_session(stage: SessionHarness) -> None:
     protocol = replace(PROSE, end_of_turn="ends_session")
     script = stage.script({"Alice": [" One", END], "Bob": [" Two three four"]}, protocol=protocol)
     script.run()
@@ -150,7 +166,7 @@ def test_an_end_of_turn_may_end_the_session(stage: Stage) -> None:
     assert done(script).usage.steps == 2
 
 
-def test_all_workers_done_ends_the_parallel_phase(stage: Stage) -> None:
+def test_all_workers_done_ends_the_parallel_phase(stage: SessionHarness) -> None:
     script = stage.script({"Alice": [END], "Bob": [" x", END, END], "": [" fine", END]})
     script.run()
     assert ends(script) == {"Alice": "end_of_turn", "Bob": "end_of_turn"}
@@ -158,7 +174,7 @@ def test_all_workers_done_ends_the_parallel_phase(stage: Stage) -> None:
     assert done(script).usage.steps == 3
 
 
-def test_workers_start_their_stagger_apart(stage: Stage) -> None:
+def test_workers_start_their_stagger_apart(stage: SessionHarness) -> None:
     script = stage.script(workers=make_workers(3), protocol=replace(PROSE, stagger=2), max_steps=6)
     script.run()
     assert [event.active for event in script.of(Step)] == [
@@ -170,7 +186,7 @@ def test_workers_start_their_stagger_apart(stage: Stage) -> None:
 
 @pytest.mark.parametrize("first", [[END], [" x", END, END]])
 def test_workers_start_although_those_before_them_are_done_early(
-    stage: Stage, first: list[Any]
+    stage: SessionHarness, first: list[Any]
 ) -> None:
     """Nobody writes in between, so no pass would come if the stagger were waited for."""
     script = stage.script({"Alice": first}, protocol=replace(PROSE, stagger=10), max_steps=8)
@@ -178,8 +194,8 @@ def test_workers_start_although_those_before_them_are_done_early(
     assert any(event.active == ("Bob",) for event in script.of(Step))
 
 
-def test_a_boxed_answer_in_a_finished_paragraph_stops_all(stage: Stage) -> None:
-    protocol = replace(PAPER, first_words=())
+def test_a_boxed_answer_in_a_finished_paragraph_stops_all(stage: SessionHarness) -> None:
+    protocol = replace(PAPER, first_prefixes=())
     texts: dict[str, list[str | int]] = {
         "Alice": [" It is \\boxed{}.\n\n", " So \\boxed{4}.\n\n"],
         "Bob": [" Thinking \\boxed{5} on and on and on and on and on"],
@@ -195,7 +211,7 @@ def test_a_boxed_answer_in_a_finished_paragraph_stops_all(stage: Stage) -> None:
     assert done(script).usage.steps < 60
 
 
-def test_a_stop_string_ends_its_worker_only(stage: Stage) -> None:
+def test_a_stop_string_ends_its_worker_only(stage: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {
         "Alice": [" One two ST", "OP three"],
         "Bob": [" Four five"],
@@ -209,7 +225,7 @@ def test_a_stop_string_ends_its_worker_only(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_stop_string_at_once_leaves_no_paragraph(stage: Stage, layout: Any) -> None:
+def test_a_stop_string_at_once_leaves_no_paragraph(stage: SessionHarness, layout: Any) -> None:
     script = stage.script(
         {"Alice": ["STOP"]}, stop=("STOP",), max_steps=6, protocol=replace(PROSE, max_repeats=1)
     )
@@ -218,7 +234,7 @@ def test_a_stop_string_at_once_leaves_no_paragraph(stage: Stage, layout: Any) ->
     assert [p[0] for p in history(script)] == ["Bob"]
 
 
-def test_the_budget_of_steps_is_kept(stage: Stage) -> None:
+def test_the_budget_of_steps_is_kept(stage: SessionHarness) -> None:
     script = stage.script(max_steps=7)
     script.run()
     assert [event.step for event in script.of(Step)] == list(range(1, 8))
@@ -230,7 +246,9 @@ def test_the_budget_of_steps_is_kept(stage: Stage) -> None:
 # Interventions
 
 
-def test_the_first_to_end_a_paragraph_after_enough_tokens_is_intervened(stage: Stage) -> None:
+def test_the_first_to_end_a_paragraph_after_enough_tokens_is_intervened(
+    stage: SessionHarness,
+) -> None:
     """One counter over all workers' tokens, which starts again behind an intervention."""
     protocol = replace(PROSE, intervention="Am I useful?", intervention_tokens=13)
     texts: dict[str, list[str | int]] = {
@@ -250,7 +268,7 @@ def test_the_first_to_end_a_paragraph_after_enough_tokens_is_intervened(stage: S
     check_streams(script.events)
 
 
-def test_no_intervention_comes_where_the_protocol_has_none(stage: Stage) -> None:
+def test_no_intervention_comes_where_the_protocol_has_none(stage: SessionHarness) -> None:
     script = stage.script({"Alice": [" a.\n\n"] * 6}, max_steps=20)
     script.run()
     assert not script.of(Intervention)

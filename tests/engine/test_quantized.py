@@ -18,7 +18,7 @@ from hogwild_engine.api.request import SamplingParams
 from hogwild_engine.loading import quantized
 from hogwild_engine.loading.weights import Weights
 from hogwild_engine.step import linear_packing
-from rig import drawn_by_writer, model_of, plain
+from model_harness import drawn_by_writer, model_of, plain
 from tiny import save_tiny, tiny_model
 
 QUESTION = ({"role": "user", "content": "Tell me about the sea, and why it is not blue."},)

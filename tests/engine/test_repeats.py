@@ -9,11 +9,11 @@ import pytest
 
 from hogwild_engine import Grammar, Protocol
 from hogwild_engine.api.protocol import CODE
-from rig import Script
-from stage import END, PROSE, Stage, common_text, ends, history, own_text, steps
+from model_harness import Script
+from session_harness import END, PROSE, SessionHarness, common_text, ends, history, own_text, steps
 
 
-def test_prose_that_repeats_is_rewound_and_its_weakest_token_banned(stage: Stage) -> None:
+def test_prose_that_repeats_is_rewound_and_its_weakest_token_banned(stage: SessionHarness) -> None:
     words = " sleep is good for you and for me and all who live here too. "
     texts: dict[str, list[str | int]] = {
         "Alice": [words, "\n\n"],
@@ -33,7 +33,7 @@ def test_prose_that_repeats_is_rewound_and_its_weakest_token_banned(stage: Stage
     assert not shown
 
 
-def test_a_banned_token_is_not_drawn_again_at_its_place(stage: Stage) -> None:
+def test_a_banned_token_is_not_drawn_again_at_its_place(stage: SessionHarness) -> None:
     words = " sleep is good for you and for me and all who live here too. "
     script = stage.script(
         {"Alice": [words], "Bob": [words]}, protocol=replace(PROSE, max_repeats=2)
@@ -53,7 +53,7 @@ def test_a_banned_token_is_not_drawn_again_at_its_place(stage: Stage) -> None:
     assert not any(banned[:-1])
 
 
-def test_a_worker_that_repeats_on_and_on_is_done_and_leaves_nothing(stage: Stage) -> None:
+def test_a_worker_that_repeats_on_and_on_is_done_and_leaves_nothing(stage: SessionHarness) -> None:
     words = " sleep is good for you and for me and all who live here too. "
     script = stage.script({"Alice": [words]}, protocol=replace(PROSE, max_repeats=1), max_steps=60)
     script.loop("Bob", words)
@@ -64,7 +64,7 @@ def test_a_worker_that_repeats_on_and_on_is_done_and_leaves_nothing(stage: Stage
     assert "Bob" not in common_text(script)
 
 
-def test_code_that_opens_like_another_is_rewound_and_done_at_last(stage: Stage) -> None:
+def test_code_that_opens_like_another_is_rewound_and_done_at_last(stage: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {
         "Alice": ["def add(a):\n    return a\n```\n"],
         "Bob": ["def add(", "def add(", "def sub(a):\n    return -a\n```\n"],
@@ -80,7 +80,7 @@ def test_code_that_opens_like_another_is_rewound_and_done_at_last(stage: Stage) 
     assert common_text(script).count("def add") == 1
 
 
-def test_the_fourth_repeat_of_code_ends_its_worker(stage: Stage) -> None:
+def test_the_fourth_repeat_of_code_ends_its_worker(stage: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {
         "Alice": ["def add(a):\n    return a\n```\n", *["def add("] * 8],
         "Bob": ["def sub(a):\n    return a\n    # and so on, on and on"],
@@ -97,7 +97,7 @@ def test_the_fourth_repeat_of_code_ends_its_worker(stage: Stage) -> None:
     assert ends(script)["Alice"] == "repeats"
 
 
-def test_the_header_of_another_worker_is_cut_and_ends_the_paragraph(stage: Stage) -> None:
+def test_the_header_of_another_worker_is_cut_and_ends_the_paragraph(stage: SessionHarness) -> None:
     script = stage.script({"Alice": [" My part.", " **Bob [7]:** And his"]})
     while not script.parallel.history:
         script.step()
@@ -113,8 +113,8 @@ def check_streams_so_far(script: Script) -> None:
     assert "**" not in shown
 
 
-def test_headers_are_not_guarded_where_the_protocol_says_so(stage: Stage) -> None:
-    protocol = replace(PROSE, guards_headers=False)
+def test_headers_are_not_guarded_where_the_protocol_says_so(stage: SessionHarness) -> None:
+    protocol = replace(PROSE, forbids_headers=False)
     script = stage.script({"Alice": [" a **Bob [7]:** b.\n\n"]}, protocol=protocol)
     while not script.parallel.history:
         script.step()
@@ -130,7 +130,7 @@ def test_headers_are_not_guarded_where_the_protocol_says_so(stage: Stage) -> Non
     ids=["prose", "code"],
 )
 def test_a_paragraph_that_says_nothing_never_enters_the_history(
-    stage: Stage, protocol: Protocol, junk: list[Any]
+    stage: SessionHarness, protocol: Protocol, junk: list[Any]
 ) -> None:
     script = stage.script({"Alice": junk}, protocol=protocol, max_steps=40)
     while "Alice" not in ends(script):
@@ -152,7 +152,7 @@ def test_a_paragraph_that_says_nothing_never_enters_the_history(
     ids=["pass", "dots", "nothing", "pass-end-of-turn", "end-of-turn"],
 )
 def test_a_stub_is_rewound_to_its_missing_body_and_shows_nothing_before(
-    stage: Stage, stub: list[str | int], body: str
+    stage: SessionHarness, stub: list[str | int], body: str
 ) -> None:
     head = "def add(a):\n    # Give it back\n"
     texts: dict[str, list[str | int]] = {"Alice": [head, *stub, body + "\n```\n"]}
@@ -173,7 +173,7 @@ def test_a_stub_is_rewound_to_its_missing_body_and_shows_nothing_before(
     assert [p[2] for p in history(script)] == [shown]
 
 
-def test_the_fourth_end_of_turn_at_a_stub_ends_its_worker(stage: Stage) -> None:
+def test_the_fourth_end_of_turn_at_a_stub_ends_its_worker(stage: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {"Alice": ["def add(a):\n", END, END, END, END, "    no"]}
     script = stage.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
     while "Alice" not in ends(script):
@@ -184,7 +184,7 @@ def test_the_fourth_end_of_turn_at_a_stub_ends_its_worker(stage: Stage) -> None:
     assert not [e for e in script.events if e.type == "token"]
 
 
-def test_an_end_of_turn_behind_a_body_s_indent_leaves_the_indent(stage: Stage) -> None:
+def test_an_end_of_turn_behind_a_body_s_indent_leaves_the_indent(stage: SessionHarness) -> None:
     head = "def add(a):\n    # Give it back\n        "
     texts: dict[str, list[str | int]] = {"Alice": [head, END, "return a\n```\n"]}
     script = stage.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
@@ -194,7 +194,7 @@ def test_an_end_of_turn_behind_a_body_s_indent_leaves_the_indent(stage: Stage) -
     assert [p[2] for p in history(script)] == [f"```python\n{head}return a\n```"]
 
 
-def test_what_a_grammar_ends_is_kept_even_where_it_says_nothing(stage: Stage) -> None:
+def test_what_a_grammar_ends_is_kept_even_where_it_says_nothing(stage: SessionHarness) -> None:
     grammar = Grammar("regex", r"def [a-z]+\(a\):\n( +(pass|return a)\n)?")
     texts: dict[str, list[str | int]] = {
         "Alice": ["def add(a):\n", END],
@@ -212,7 +212,7 @@ def test_what_a_grammar_ends_is_kept_even_where_it_says_nothing(stage: Stage) ->
     }
 
 
-def test_a_stub_ends_its_worker_where_the_protocol_rewinds_nothing(stage: Stage) -> None:
+def test_a_stub_ends_its_worker_where_the_protocol_rewinds_nothing(stage: SessionHarness) -> None:
     protocol = replace(CODE, stagger=9, max_repeats=None)
     script = stage.script({"Alice": ["def add(a):\n", END]}, protocol=protocol)
     while "Alice" not in ends(script):
@@ -221,7 +221,7 @@ def test_a_stub_ends_its_worker_where_the_protocol_rewinds_nothing(stage: Stage)
     assert ends(script) == {"Alice": "end_of_turn"}
 
 
-def test_a_stub_in_the_stream_of_all_workers_is_never_rewound(stage: Stage) -> None:
+def test_a_stub_in_the_stream_of_all_workers_is_never_rewound(stage: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {"Alice": ["def add(a):\n", END], "Bob": ["def sub(b):\n"]}
     protocol = replace(CODE, stagger=0)
     script = stage.script(texts, protocol=protocol, layout="arrival", max_steps=60)
@@ -233,7 +233,7 @@ def test_a_stub_in_the_stream_of_all_workers_is_never_rewound(stage: Stage) -> N
     assert ends(script)["Alice"] == "end_of_turn"
 
 
-def test_a_closed_fence_at_once_ends_the_worker(stage: Stage) -> None:
+def test_a_closed_fence_at_once_ends_the_worker(stage: SessionHarness) -> None:
     script = stage.script({"Alice": ["```\n"]}, protocol=replace(CODE, stagger=0))
     steps(script, 3)
     assert ends(script) == {"Alice": "end_of_turn"}

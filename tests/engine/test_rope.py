@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hogwild_engine.cache.rope import FEWEST_TURNS, MOST_TURNS, Rotation
+from hogwild_engine.cache.rope import MAX_CACHED_POSITIONS, MIN_CACHED_POSITIONS, Rotation
 
 
 def rotation(sign: int = 1) -> Rotation:
@@ -19,14 +19,14 @@ def rotation(sign: int = 1) -> Rotation:
         [],
         [0],
         [5, 5, 0, 1],
-        [FEWEST_TURNS - 1, 3],
-        [FEWEST_TURNS],
-        [3, MOST_TURNS - 1, 7],
-        [MOST_TURNS],
+        [MIN_CACHED_POSITIONS - 1, 3],
+        [MIN_CACHED_POSITIONS],
+        [3, MAX_CACHED_POSITIONS - 1, 7],
+        [MAX_CACHED_POSITIONS],
         [10**7, 2],
         [-4, 3],
         [-4],
-        [3, -MOST_TURNS],
+        [3, -MAX_CACHED_POSITIONS],
     ],
     ids=str,
 )
@@ -44,6 +44,11 @@ def test_a_table_has_the_cosines_and_sines_of_its_turns(turns: list[int], sign: 
 
 def test_a_table_grows_with_its_turns_and_not_beyond_its_bound() -> None:
     made = rotation()
-    for turns, rows in ([2], FEWEST_TURNS), ([5000], 8192), ([10], 8192), ([MOST_TURNS], 8192):
+    for turns, rows in (
+        ([2], MIN_CACHED_POSITIONS),
+        ([5000], 8192),
+        ([10], 8192),
+        ([MAX_CACHED_POSITIONS], 8192),
+    ):
         made.table(turns)
         assert len(made._kept._table[0]) == rows

@@ -20,7 +20,7 @@ from transformers import (
 
 from hogwild_engine.step import sampling
 from hogwild_engine.step.ranking import rank
-from hogwild_engine.step.sampling import CANDIDATES, Draw, Sampling, sample, uniform
+from hogwild_engine.step.sampling import CANDIDATES, Sampling, SamplingRow, sample, uniform
 from hogwild_kernels.cpu import c_backend
 
 NEUTRAL = Sampling(1.0, 1.0, 0, 0.0, 1.0, seed=0)
@@ -75,7 +75,7 @@ def sweep(
     """The tokens of one row at noise 0, 1/N, 2/N …"""
     with monkeypatch.context() as patch:
         patch.setattr(sampling, "uniform", lambda _seed, _writer, index: index / NUM_DRAWS)
-        draws = [Draw(setting, 0, index, **draw) for index in range(NUM_DRAWS)]
+        draws = [SamplingRow(setting, 0, index, **draw) for index in range(NUM_DRAWS)]
         drawn = sample(logits.repeat(NUM_DRAWS, 1), draws)
     return torch.tensor([token for token, _ in drawn])
 
@@ -126,7 +126,7 @@ def test_temperature_zero_is_the_most_probable_token(name: str, seed: int) -> No
     setting = replace(NEUTRAL, **{**SETTINGS[name], "temperature": 0.0})
     logits, seen = some_logits(seed), [int(some_logits(seed).argmax())]
     wanted = processed(logits, replace(setting, temperature=1.0), seen).argmax()
-    [drawn] = sample(logits[None].clone(), [Draw(setting, 0, 0, seen=seen)])
+    [drawn] = sample(logits[None].clone(), [SamplingRow(setting, 0, 0, seen=seen)])
     assert drawn.token == int(wanted)
 
 
@@ -134,7 +134,7 @@ def test_a_draw_depends_on_seed_writer_and_index_only() -> None:
     """Whatever else is drawn beside it, in whichever row it stands."""
     settings = [replace(NEUTRAL, **options) for options in SETTINGS.values()]
     draws = [
-        Draw(replace(setting, seed=seed), writer, index)
+        SamplingRow(replace(setting, seed=seed), writer, index)
         for setting in settings
         for seed, writer, index in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))
     ]
@@ -159,7 +159,7 @@ def test_seed_writer_and_index_each_change_what_is_drawn(change: str) -> None:
     for value in range(8):
         place = {"seed": 5, "writer": 2, "index": 9, change: value}
         setting = replace(NEUTRAL, seed=place["seed"])
-        draw = Draw(setting, place["writer"], place["index"])
+        draw = SamplingRow(setting, place["writer"], place["index"])
         drawn += sample(torch.zeros(1, 1000), [draw])
     assert len({one.token for one in drawn}) > 4
 
@@ -199,7 +199,7 @@ def test_the_last_token_that_is_not_banned_comes_whatever_the_settings() -> None
     for options in SETTINGS.values():
         setting = replace(NEUTRAL, **options)
         banned = set(range(VOCABULARY)) - {77}
-        [drawn] = sample(some_logits()[None], [Draw(setting, 0, 0, banned=banned)])
+        [drawn] = sample(some_logits()[None], [SamplingRow(setting, 0, 0, banned=banned)])
         assert drawn.token == 77
         assert drawn.probability == pytest.approx(1.0)
 
@@ -208,13 +208,13 @@ def test_a_token_comes_with_its_probability_before_any_filter() -> None:
     logits = some_logits()
     plain = torch.softmax(logits, -1)
     for options in ({"temperature": 0.0}, {"top_k": 3}, {"temperature": 0.3, "top_p": 0.5}):
-        [drawn] = sample(logits[None].clone(), [Draw(replace(NEUTRAL, **options), 0, 0)])
+        [drawn] = sample(logits[None].clone(), [SamplingRow(replace(NEUTRAL, **options), 0, 0)])
         assert drawn.probability == pytest.approx(float(plain[drawn.token]), rel=1e-4)
 
 
 def test_a_small_vocabulary_needs_no_candidates_beyond_it() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]])
-    draws = [Draw(replace(NEUTRAL, top_k=50, top_p=0.99), 0, index) for index in range(50)]
+    draws = [SamplingRow(replace(NEUTRAL, top_k=50, top_p=0.99), 0, index) for index in range(50)]
     tokens = {drawn.token for drawn in sample(logits.repeat(50, 1), draws)}
     assert tokens == {0, 1, 2}
 
@@ -229,7 +229,7 @@ def test_the_ends_of_the_noise_draw_tokens_that_survive(
     monkeypatch.setattr(sampling, "uniform", fixed)
     for seed in range(5):
         logits = some_logits(seed)
-        [drawn] = sample(logits[None].clone(), [Draw(setting, 0, 0)])
+        [drawn] = sample(logits[None].clone(), [SamplingRow(setting, 0, 0)])
         assert processed(logits, setting, ())[drawn.token] > -torch.inf
 
 
@@ -256,7 +256,7 @@ def test_a_temperature_next_to_zero_is_greedy() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     for temperature in (1e-60, 1e-45, 1e-7):
         sampling = Sampling(temperature, 1.0, 0, 0.0, 1.0, 5)
-        assert sample(logits.clone(), [Draw(sampling, 0, 0)])[0].token == 1
+        assert sample(logits.clone(), [SamplingRow(sampling, 0, 0)])[0].token == 1
 
 
 needs_native = pytest.mark.skipif(c_backend.build_error() is not None, reason="no C compiler")
@@ -278,7 +278,7 @@ def test_of_equal_logits_the_first_come_first(
 def test_what_is_drawn_is_the_same_from_either_type(name: str) -> None:
     """bfloat16 logits are read as they are: the same numbers in float32 give the same tokens."""
     setting, rounded = replace(NEUTRAL, **SETTINGS[name]), some_logits().bfloat16()
-    draws = [Draw(setting, 0, index, seen=[3, 5], banned=[index]) for index in range(100)]
+    draws = [SamplingRow(setting, 0, index, seen=[3, 5], banned=[index]) for index in range(100)]
     halves = sample(rounded.repeat(100, 1), draws)
     assert halves == sample(rounded.float().repeat(100, 1), draws)
 
@@ -296,7 +296,7 @@ def test_logits_that_are_no_numbers_are_an_error(
     for temperature in (0.0, 0.7):
         setting = replace(NEUTRAL, **{**SETTINGS[name], "temperature": temperature})
         with pytest.raises(FloatingPointError, match="not finite"):
-            sample(logits.clone(), [Draw(setting, 0, 0)] * 2)
+            sample(logits.clone(), [SamplingRow(setting, 0, 0)] * 2)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -307,7 +307,7 @@ def test_bans_outside_of_the_vocabulary_and_boundless_top_k_are_harmless(
     if not compiled:
         monkeypatch.setattr(c_backend, "build_error", lambda: "no C compiler")
     memory = torch.zeros(3, VOCABULARY)  # flat: a nucleus is wider than what is ranked
-    draws = [Draw(replace(NEUTRAL, **options), 0, 0, banned={-1, 7, VOCABULARY, 10**12})]
+    draws = [SamplingRow(replace(NEUTRAL, **options), 0, 0, banned={-1, 7, VOCABULARY, 10**12})]
     sample(memory[1:2], draws)
     assert (memory[[0, 2]] == 0).all()
     assert memory[1, 7] == -torch.inf or not compiled
@@ -321,9 +321,9 @@ def test_what_is_drawn_beside_a_row_does_not_settle_its_ties(
 ) -> None:
     if not compiled:
         monkeypatch.setattr(c_backend, "build_error", lambda: "no C compiler")
-    wide = Draw(replace(NEUTRAL, top_k=CANDIDATES[0] + 50), 9, 0)
+    wide = SamplingRow(replace(NEUTRAL, top_k=CANDIDATES[0] + 50), 9, 0)
     for seed in range(40):
         row = some_logits(seed).bfloat16().float()
-        draw = Draw(replace(NEUTRAL, seed=seed, **options), 0, 0)
+        draw = SamplingRow(replace(NEUTRAL, seed=seed, **options), 0, 0)
         [alone] = sample(row[None].clone(), [draw])
         assert sample(row.repeat(2, 1), [draw, wide])[0] == alone

@@ -13,10 +13,10 @@ import pytest
 from hogwild_engine import Protocol, Request, make_workers
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.scheduler import SHARE, Scheduler
-from hogwild_engine.sessions.session import Room, Session
-from hogwild_engine.step.sampling import Drawn
-from hogwild_engine.text.chat_template import ChatFormat
-from rig import GREEDY, Rig
+from hogwild_engine.sessions.session import Session, SessionLimits
+from hogwild_engine.step.sampling import SampledToken
+from hogwild_engine.text.chat_template import ChatTemplate
+from model_harness import GREEDY, ModelHarness
 from tiny import tiny_model
 
 PROTOCOL = Protocol(name="x", rules="Go.", stagger=0, min_chars=0, max_repeats=None)
@@ -25,10 +25,10 @@ PROTOCOL = Protocol(name="x", rules="Go.", stagger=0, min_chars=0, max_repeats=N
 class Bench:
     """A scheduler over a small pool, and sessions that always draw the same token."""
 
-    def __init__(self, rig: Rig, chat: ChatFormat, max_pass_tokens: int) -> None:
+    def __init__(self, rig: ModelHarness, chat: ChatTemplate, max_num_batched_tokens: int) -> None:
         self.rig = rig
         self.chat = chat
-        self.scheduler = Scheduler(rig.cache, max_pass_tokens)
+        self.scheduler = Scheduler(rig.cache, max_num_batched_tokens)
         self.token = chat.encode(" word")[0]
 
     def session(
@@ -41,7 +41,7 @@ class Bench:
             **{"max_steps": 20, "max_tokens": 30, **options},
         )
         pool = self.rig.cache.pool
-        room = Room(4000, pool.num_pages, pool.page_size)
+        room = SessionLimits(4000, pool.num_pages, pool.page_size)
         session = Session(request, self.chat, GREEDY, room)
         self.scheduler.add(session)
         return session
@@ -74,11 +74,11 @@ class Bench:
         """One pass; how many tokens each session has in it."""
         turns = self.scheduler.pick()
         for session, turn in turns:
-            session.advance([Drawn(self.token, 0.5)] * len(turn.draws))
+            session.advance([SampledToken(self.token, 0.5)] * len(turn.draws))
         return {session: sum(feed.count for feed in turn.feeds) for session, turn in turns}
 
 
-def replaced_cache(rig: Rig, num_pages: int = 70) -> Rig:
+def replaced_cache(rig: ModelHarness, num_pages: int = 70) -> ModelHarness:
     """The same bench over a small pool that keeps pages; nothing is written to it."""
     other = copy(rig)
     other.cache = KVCache(rig.cache.shapes, num_pages, 8, keeps_pages=True)
@@ -86,13 +86,13 @@ def replaced_cache(rig: Rig, num_pages: int = 70) -> Rig:
 
 
 @pytest.fixture(scope="module")
-def rig() -> Rig:
-    return Rig(tiny_model("llama"), num_pages=200)
+def rig() -> ModelHarness:
+    return ModelHarness(tiny_model("llama"), num_pages=200)
 
 
 @pytest.fixture
-def bench(rig: Rig, chat: ChatFormat) -> Iterator[Bench]:
-    bench = Bench(rig, chat, max_pass_tokens=40)
+def bench(rig: ModelHarness, chat: ChatTemplate) -> Iterator[Bench]:
+    bench = Bench(rig, chat, max_num_batched_tokens=40)
     yield bench
     for session in [*bench.scheduler.running, *bench.scheduler.waiting]:
         bench.scheduler.remove(session)
@@ -122,8 +122,10 @@ def test_sessions_that_decode_are_in_every_pass(bench: Bench) -> None:
         assert 0 < sizes[late] <= 40 // SHARE
 
 
-def test_prompts_get_a_share_of_a_pass_however_many_decode(rig: Rig, chat: ChatFormat) -> None:
-    bench = Bench(rig, chat, max_pass_tokens=4)
+def test_prompts_get_a_share_of_a_pass_however_many_decode(
+    rig: ModelHarness, chat: ChatTemplate
+) -> None:
+    bench = Bench(rig, chat, max_num_batched_tokens=4)
     decoding = [bench.session(max_tokens=160) for _ in range(5)]
     bench.admit()
     while any(session.is_prefill for session in decoding):
@@ -204,12 +206,12 @@ def test_all_workers_of_a_session_write_in_every_pass(bench: Bench) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_any_order_of_sessions_passes_and_cancels_keeps_the_pages_counted(
-    chat: ChatFormat, rig: Rig, seed: int
+    chat: ChatTemplate, rig: ModelHarness, seed: int
 ) -> None:
     """Prompts start alike, the pool is tiny, sessions end and are cancelled at any moment."""
     rng = random.Random(seed)
     rig = replaced_cache(rig)
-    bench = Bench(rig, chat, max_pass_tokens=rng.choice((8, 40, 200)))
+    bench = Bench(rig, chat, max_num_batched_tokens=rng.choice((8, 40, 200)))
     scheduler, ended, reused = bench.scheduler, 0, 0
     for _ in range(300):
         act = rng.random()

@@ -16,7 +16,7 @@ from hogwild_engine.api.errors import (
 )
 from hogwild_engine.loading.weights import Weights
 from hogwild_engine.sessions.session import Session
-from rig import model_of
+from model_harness import model_of
 from traffic import finished, gated, pages_held, read, requests, wait_until
 
 # Invariant 5

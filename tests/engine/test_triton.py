@@ -14,9 +14,9 @@ from hogwild_engine import EngineConfig
 from hogwild_engine.api.layout import LAYOUTS, LayoutName
 from hogwild_engine.engine import Engine
 from hogwild_engine.loading.weights import Weights
-from hogwild_engine.step.forward import HookedForward
-from hogwild_engine.text.chat_template import ChatFormat
-from rig import Rig, recorded
+from hogwild_engine.step.forward import TransformersForward
+from hogwild_engine.text.chat_template import ChatTemplate
+from model_harness import ModelHarness, recorded
 from tiny import lean_model, tiny_model
 from views import play
 
@@ -32,9 +32,9 @@ FAMILY_OF_LAYOUT = dict(zip(LAYOUTS, ("llama", "qwen2", "glm4", "gpt_oss"), stri
     ],
 )
 def test_every_worker_reads_its_own_view_in_every_layout(
-    monkeypatch: pytest.MonkeyPatch, chat: ChatFormat, layout: LayoutName
+    monkeypatch: pytest.MonkeyPatch, chat: ChatTemplate, layout: LayoutName
 ) -> None:
-    rig = Rig(tiny_model(FAMILY_OF_LAYOUT[layout]), impl="triton")
+    rig = ModelHarness(tiny_model(FAMILY_OF_LAYOUT[layout]), impl="triton")
     play(monkeypatch, rig, chat, layout, 2, num_steps=5, prefill=(23,))
 
 
@@ -46,6 +46,6 @@ def test_the_engine_runs_on_the_kernels_that_were_asked_for(
     config = EngineConfig(device="cpu", num_pages=16, page_size=8, attention=attention)
     loaded = Weights(lean_model("llama"), tokenizer)
     with recorded(monkeypatch) as calls, Engine(config, loaded) as engine:
-        assert isinstance(engine._runner.forward, HookedForward)
+        assert isinstance(engine._runner.forward, TransformersForward)
         assert engine._cache.impl == attention
     assert {call.options["impl"] for call in calls} == {attention}

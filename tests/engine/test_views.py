@@ -1,4 +1,4 @@
-"""Invariant 2: in every layer, attention equals an oracle that materialises the reader's view.
+"""Invariant 2: in every layer, attention equals an oracle that materialises the parser's view.
 
 The oracle takes the cached keys and values, turns each key to its place in the view and runs one
 ordinary softmax. The views are written down here anew, in terms of the session's blocks.
@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from hogwild_engine.api.layout import LAYOUTS, LayoutName
-from hogwild_engine.step.batch import Feed, Plan
-from hogwild_engine.text.chat_template import ChatFormat
-from rig import Reads, Rig, check_attention, recorded
+from hogwild_engine.step.batch import Batch, Chunk
+from hogwild_engine.text.chat_template import ChatTemplate
+from model_harness import ModelHarness, Reads, check_attention, recorded
 from tiny import FAMILIES, MAIN_FAMILIES, tiny_model
 from views import play
 
@@ -25,10 +25,10 @@ from views import play
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 5])
 def test_every_worker_reads_its_own_view_in_every_layout(
-    monkeypatch: pytest.MonkeyPatch, chat: ChatFormat, layout: LayoutName, num_workers: int
+    monkeypatch: pytest.MonkeyPatch, chat: ChatTemplate, layout: LayoutName, num_workers: int
 ) -> None:
     family = MAIN_FAMILIES[(num_workers + LAYOUTS.index(layout)) % len(MAIN_FAMILIES)]
-    script = play(monkeypatch, Rig(tiny_model(family)), chat, layout, num_workers)
+    script = play(monkeypatch, ModelHarness(tiny_model(family)), chat, layout, num_workers)
     assert len({id(writer.block) for writer in script.writers}) == (
         1 if layout == "arrival" else num_workers
     )
@@ -36,28 +36,28 @@ def test_every_worker_reads_its_own_view_in_every_layout(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_reads_views_as_the_oracle_does(
-    monkeypatch: pytest.MonkeyPatch, chat: ChatFormat, family: str
+    monkeypatch: pytest.MonkeyPatch, chat: ChatTemplate, family: str
 ) -> None:
-    play(monkeypatch, Rig(tiny_model(family)), chat, "combined", 3)
+    play(monkeypatch, ModelHarness(tiny_model(family)), chat, "combined", 3)
 
 
 @pytest.mark.parametrize("layout", ["combined", "contiguous"])
 @pytest.mark.parametrize("sync_interval", [2, 5, None])
 def test_others_become_visible_at_every_kth_step(
     monkeypatch: pytest.MonkeyPatch,
-    chat: ChatFormat,
+    chat: ChatTemplate,
     layout: LayoutName,
     sync_interval: int | None,
 ) -> None:
-    rig = Rig(tiny_model("llama"))
+    rig = ModelHarness(tiny_model("llama"))
     play(monkeypatch, rig, chat, layout, 3, sync_interval=sync_interval)
 
 
 @pytest.mark.parametrize("family", MAIN_FAMILIES)
 def test_a_single_worker_reads_its_own_text(
-    monkeypatch: pytest.MonkeyPatch, chat: ChatFormat, family: str
+    monkeypatch: pytest.MonkeyPatch, chat: ChatTemplate, family: str
 ) -> None:
-    play(monkeypatch, Rig(tiny_model(family)), chat, "combined", 1)
+    play(monkeypatch, ModelHarness(tiny_model(family)), chat, "combined", 1)
 
 
 @pytest.mark.parametrize(
@@ -66,21 +66,23 @@ def test_a_single_worker_reads_its_own_text(
 )
 def test_the_embedded_model_reads_views_as_the_oracle_does(
     monkeypatch: pytest.MonkeyPatch,
-    chat: ChatFormat,
+    chat: ChatTemplate,
     smollm_model: Any,
     layout: LayoutName,
     num_workers: int,
 ) -> None:
-    rig = Rig(smollm_model, num_pages=80)
+    rig = ModelHarness(smollm_model, num_pages=80)
     bounds: dict[str, Any] = {"num_steps": 6, "tolerance": 2e-4, "every": 7}
     play(monkeypatch, rig, chat, layout, num_workers, **bounds)
 
 
 @pytest.mark.parametrize("page_size", [1, 5, 64])
 def test_page_borders_do_not_matter(
-    monkeypatch: pytest.MonkeyPatch, chat: ChatFormat, page_size: int
+    monkeypatch: pytest.MonkeyPatch, chat: ChatTemplate, page_size: int
 ) -> None:
-    rig = Rig(tiny_model("mistral"), num_pages=max(64, 1500 // page_size), page_size=page_size)
+    rig = ModelHarness(
+        tiny_model("mistral"), num_pages=max(64, 1500 // page_size), page_size=page_size
+    )
     play(monkeypatch, rig, chat, "combined", 3)
 
 
@@ -90,7 +92,7 @@ def test_any_views_of_any_blocks_fed_in_any_pieces(
 ) -> None:
     """Also empty blocks, blocks that stand twice in a view, and several feeds to one block."""
     rng = random.Random(seed)
-    rig = Rig(tiny_model(MAIN_FAMILIES[seed % len(MAIN_FAMILIES)]), num_pages=128)
+    rig = ModelHarness(tiny_model(MAIN_FAMILIES[seed % len(MAIN_FAMILIES)]), num_pages=128)
     blocks = [rig.block() for _ in range(rng.randint(1, 5))]
     written = [0] * len(blocks)
     for _ in range(6):
@@ -105,7 +107,7 @@ def test_any_views_of_any_blocks_fed_in_any_pieces(
             own = blocks[index]
             others = [block for block in blocks if block is not own]
             seen = rng.choices(others, k=rng.randint(0, 4)) if others else []
-            feeds.append(Feed(own, start, count, [*seen, own]))
+            feeds.append(Chunk(own, start, count, [*seen, own]))
             reads.append(Reads(own, start, count, [(block, len(block)) for block in seen]))
         with recorded(monkeypatch) as calls:
             rig.run(feeds)
@@ -122,10 +124,12 @@ def pieces(
 
 
 def test_a_plan_is_plain_data_and_runs_after_a_trip_between_processes() -> None:
-    rig = Rig(tiny_model("mistral"))
+    rig = ModelHarness(tiny_model("mistral"))
     common, own = rig.block(range(100, 117)), rig.block(range(200, 205))
-    plan = Plan()
-    plan.add_session([Feed(common, 0, 17, [common]), Feed(own, 0, 5, [common, own], samples=True)])
+    plan = Batch()
+    plan.add_session(
+        [Chunk(common, 0, 17, [common]), Chunk(own, 0, 5, [common, own], samples=True)]
+    )
     travelled = pickle.loads(pickle.dumps(plan))
     assert travelled == plan
     assert torch.equal(rig.runner.run(travelled), rig.runner.run(plan))

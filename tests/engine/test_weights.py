@@ -175,7 +175,7 @@ def test_many_rows_without_tiles_take_the_plain_operator(monkeypatch: pytest.Mon
     monkeypatch.setattr(c_backend, "has_tiles", lambda: False)
     plain = torch.nn.Linear(64, 80).bfloat16().requires_grad_(False)
     made = linear_layers.NativeLinear(plain.weight, plain.bias)
-    x = torch.randn(matrix.MOST_ROWS + 1, 64).bfloat16()
+    x = torch.randn(matrix.MAX_MATRIX_ROWS + 1, 64).bfloat16()
     assert torch.equal(made(x), plain(x))
 
 

@@ -18,12 +18,12 @@ from hogwild_agents.langchain import engines
 from hogwild_engine.api.config import EngineConfig
 from hogwild_engine.api.protocol import INSTRUCT
 from hogwild_engine.loading.weights import Weights
-from hogwild_engine.text.chat_template import ChatFormat
+from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_kernels import prefill_implementation
 from hogwild_kernels.cuda import varlen
 from recipes.sandbox import Sandbox, namespace_launcher
 from sequences import plain
-from stage import Stage
+from session_harness import SessionHarness
 from tiny import tiny_model
 
 if TYPE_CHECKING:
@@ -94,9 +94,9 @@ def tokenizer(smollm: Engine) -> Any:
 
 
 @pytest.fixture(scope="session")
-def chat(tokenizer: Any) -> ChatFormat:
+def chat(tokenizer: Any) -> ChatTemplate:
     """The embedded model's chat format."""
-    return ChatFormat(tokenizer, "smollm2-135m", [tokenizer.eos_token_id])
+    return ChatTemplate(tokenizer, "smollm2-135m", [tokenizer.eos_token_id])
 
 
 @pytest.fixture(scope="session")
@@ -114,7 +114,7 @@ def tiny_engine(tokenizer: Any) -> Iterator[Callable[..., Engine]]:
     def make(family: str = "llama", *, talkative: bool = False) -> Engine:
         if (family, talkative) not in engines:
             config = EngineConfig(
-                model=f"tiny-{family}", num_pages=256, page_size=8, max_pass_tokens=40
+                model=f"tiny-{family}", num_pages=256, page_size=8, max_num_batched_tokens=40
             )
             model = tiny_model(family, loud=loud if talkative else None)
             engines[family, talkative] = Engine(config, loaded=Weights(model, tokenizer))
@@ -145,12 +145,12 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 
 @pytest.fixture(scope="module")
-def shared_stage(chat: ChatFormat) -> Stage:
-    return Stage(chat)
+def shared_stage(chat: ChatTemplate) -> SessionHarness:
+    return SessionHarness(chat)
 
 
 @pytest.fixture
-def stage(shared_stage: Stage) -> Iterator[Stage]:
+def stage(shared_stage: SessionHarness) -> Iterator[SessionHarness]:
     yield shared_stage
     shared_stage.clear()
 

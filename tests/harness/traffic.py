@@ -80,7 +80,7 @@ def outcome(events: list[Event]) -> list[Event]:
     """What a session said; times, and what the prefix cache spared it, left out."""
     done = events[-1]
     assert isinstance(done, Finished)
-    timeless = replace(done.usage, duration_s=0.0, passes=0, cached_tokens=0)
+    timeless = replace(done.usage, duration_s=0.0, forward_steps=0, cached_tokens=0)
     return [*events[:-1], replace(done, usage=timeless)]
 
 

@@ -11,9 +11,9 @@ import pytest
 from hogwild_engine import Protocol, Request, make_workers
 from hogwild_engine.api.layout import LayoutName
 from hogwild_engine.cache.block import Block
-from hogwild_engine.sessions.session import Turn
-from hogwild_engine.text.chat_template import ChatFormat
-from rig import Reads, Rig, Script, check_attention, recorded
+from hogwild_engine.sessions.session import ScheduledStep
+from hogwild_engine.text.chat_template import ChatTemplate
+from model_harness import ModelHarness, Reads, Script, check_attention, recorded
 
 PROTOCOL = Protocol(
     name="headed",
@@ -89,8 +89,8 @@ class Visible:
 
 def play(
     monkeypatch: pytest.MonkeyPatch,
-    rig: Rig,
-    chat: ChatFormat,
+    rig: ModelHarness,
+    chat: ChatTemplate,
     layout: LayoutName,
     num_workers: int,
     *,
@@ -114,7 +114,7 @@ def play(
     visible, limits = Visible(script), random.Random(num_workers)
     with recorded(monkeypatch) as calls:
 
-        def check(turn: Turn) -> None:
+        def check(turn: ScheduledStep) -> None:
             visible.update()
             reads = [
                 Reads(

@@ -42,8 +42,8 @@ class EngineConfig:
         memory_fraction: share of the device's free memory for the pool where ``num_pages`` is not
             given.
         page_size: tokens a page holds.
-        max_pass_tokens: most tokens of prompts in one forward pass; beside sessions that decode, an
-            eighth of it.
+        max_num_batched_tokens: most prompt tokens in one forward step; beside sessions that decode,
+            an eighth of it.
         prefix_cache: keep what prompts start with in free pages, so that a session whose prompt
             starts alike need not encode it again.
         num_threads: CPU threads of torch. ``None``: torch's default.
@@ -64,7 +64,7 @@ class EngineConfig:
     num_pages: int | None = None
     memory_fraction: float = 0.2
     page_size: int = 32
-    max_pass_tokens: int = 512
+    max_num_batched_tokens: int = 512
     prefix_cache: bool = True
     num_threads: int | None = None
     trust_remote_code: bool = False
@@ -83,7 +83,7 @@ class EngineConfig:
         known = self.prefill_attention in PREFILLS
         require(known, "prefill_attention", f"one of {PREFILLS}", self.prefill_attention)
         _require_count("page_size", self.page_size)
-        _require_count("max_pass_tokens", self.max_pass_tokens)
+        _require_count("max_num_batched_tokens", self.max_num_batched_tokens)
         for name in ("num_pages", "num_threads"):
             if getattr(self, name) is not None:
                 _require_count(name, getattr(self, name))

@@ -67,9 +67,10 @@ class Usage:
         worker_tokens: tokens sampled by each worker.
         answer_tokens: tokens sampled for the final answer.
         thought_tokens: of these, how many a single worker spent on thoughts.
-        forced_tokens: tokens that the protocol wrote: headers, openings, interventions, finisher.
+        forced_tokens: tokens that the protocol wrote: headers, prefixes, interventions, final
+            prompt.
         steps: sequential steps of the parallel phase.
-        passes: forward passes that served the session, prefill and answer included.
+        forward_steps: forward steps that served the session, prefill and answer included.
         duration_s: seconds from the first pass to the end.
         stored_tokens: tokens whose keys and values the session held at the end of the parallel
             phase.
@@ -83,7 +84,7 @@ class Usage:
     thought_tokens: int = 0
     forced_tokens: int = 0
     steps: int = 0
-    passes: int = 0
+    forward_steps: int = 0
     duration_s: float = 0.0
     stored_tokens: int = 0
     private_tokens: int = 0

@@ -1,4 +1,4 @@
-"""How workers share one text: headers, rules, paragraph ends, interventions, stop rules, finisher.
+"""How workers share one text: headers, rules, paragraph ends, interventions, final prompt.
 
 A `Protocol` is data; `paragraphs.py` and `session.py` act on it. The strings of `PAPER` are those
 of Hogwild! Inference (arXiv 2504.06261 and its authors' code); the rules' wording is our own.
@@ -22,9 +22,9 @@ ParagraphEnd = Literal["sentence", "blank_line", "fence"]
 class Protocol:
     """Every rule of the collaboration.
 
-    ``rules``, ``header`` and ``first_words`` may hold ``{name}`` (the worker), ``{number}`` (of its
-    paragraph), ``{names}``, ``{count}`` and ``{roles}`` (their roles, and before these what they
-    must know of tools where there are any).
+    ``rules``, ``header`` and ``first_prefixes`` may hold ``{name}`` (the worker), ``{number}`` (of
+    its paragraph), ``{names}``, ``{count}`` and ``{roles}`` (their roles, and before these what
+    they must know of tools where there are any).
 
     Args:
         name: how the preset is called.
@@ -37,9 +37,9 @@ class Protocol:
         own_header: stands behind the last of them.
         header: opens a paragraph, not part of its text. No trailing space: it would double the next
             word's.
-        opening: forced start of each paragraph, part of its text.
-        first_words: forced start of each worker's first paragraph, part of its text; the last one
-            serves all further workers.
+        forced_prefix: forced start of each paragraph, part of its text.
+        first_prefixes: forced start of each worker's first paragraph, part of its text; the last
+            one serves all further workers.
         stagger: steps between the starts of two workers.
         paragraph_end: "sentence": a blank line after sentence punctuation, outside code and
             formulas; "blank_line": a blank line outside code after ``min_chars``; "fence": a closed
@@ -49,16 +49,16 @@ class Protocol:
             token, or "opens" the worker's next block, as published.
         end_of_turn: a worker's end-of-turn token "ends_session", or "ends_paragraph" where text
             stands before it.
-        guards_headers: text that starts another worker's header is cut and ends the paragraph.
+        forbids_headers: text that starts another worker's header is cut and ends the paragraph.
         max_repeats: how often a paragraph that opens like another one, or says nothing, is rewound
             before its worker is done; ``None``: nothing is rewound.
         intervention: put in a worker's mouth at the start of a paragraph.
         intervention_tokens: how many tokens of all workers lie between two interventions; ``None``:
             none.
         stops_on_boxed: a finished paragraph with a valid ``\\boxed{…}`` ends the parallel phase.
-        finisher: forced before the final answer. "close" closes the thinking, or the turn and asks
-            for the answer.
-        finisher_question: what "close" asks where the template has no thinking.
+        final_prompt: forced before the final answer. "close" closes the thinking, or the turn and
+            asks for the answer.
+        final_question: what "close" asks where the template has no thinking.
         answer_tokens: bound on the final answer beside the request's ``max_tokens``.
 
     Raises:
@@ -73,20 +73,20 @@ class Protocol:
     after_other: str = "\n\n"
     own_header: str = "\n\n"
     header: str = "**{name} [{number}]:**"
-    opening: str = ""
-    first_words: tuple[str, ...] = ()
+    forced_prefix: str = ""
+    first_prefixes: tuple[str, ...] = ()
     stagger: int = 3
     paragraph_end: ParagraphEnd = "blank_line"
     min_chars: int = 40
     ending_token: Literal["closes", "opens"] = "closes"
     end_of_turn: Literal["ends_paragraph", "ends_session"] = "ends_paragraph"
-    guards_headers: bool = True
+    forbids_headers: bool = True
     max_repeats: int | None = None
     intervention: str = "Quick check: am I doing redundant work? (yes/no):"
     intervention_tokens: int | None = None
     stops_on_boxed: bool = False
-    finisher: str = "close"
-    finisher_question: str = (
+    final_prompt: str = "close"
+    final_question: str = (
         "Now write the complete final answer to my request, using all that was written above."
     )
     answer_tokens: int | None = None
@@ -94,7 +94,7 @@ class Protocol:
     def __post_init__(self) -> None:
         known = dict.fromkeys(("name", "number", "names", "count", "roles"), "x")
         texts = {f.name: getattr(self, f.name) for f in fields(self) if f.name in _TEMPLATES}
-        texts |= {f"first_words[{i}]": text for i, text in enumerate(self.first_words)}
+        texts |= {f"first_prefixes[{i}]": text for i, text in enumerate(self.first_prefixes)}
         for name, text in texts.items():
             try:
                 text.format_map(known)
@@ -102,7 +102,7 @@ class Protocol:
                 require(False, name, f"only the fields {sorted(known)}", text, str(error))
         require("{name}" in self.header, "header", "a text with {name}", self.header)
         require(not self.header.endswith(" "), "header", "no space at the end", self.header)
-        require(bool(self.finisher), "finisher", "'close' or a text", self.finisher)
+        require(bool(self.final_prompt), "final_prompt", "'close' or a text", self.final_prompt)
         _require_whole("stagger", self.stagger, 0)
         _require_whole("min_chars", self.min_chars, 0)
         for name, low in (("max_repeats", 0), ("intervention_tokens", 1), ("answer_tokens", 1)):
@@ -112,10 +112,10 @@ class Protocol:
     def header_for(self, name: str, number: int) -> str:
         return self.header.format(name=name, number=number)
 
-    def first_words_for(self, index: int, name: str) -> str:
-        if not self.first_words:
+    def first_prefix_for(self, index: int, name: str) -> str:
+        if not self.first_prefixes:
             return ""
-        return self.first_words[min(index, len(self.first_words) - 1)].format(name=name)
+        return self.first_prefixes[min(index, len(self.first_prefixes) - 1)].format(name=name)
 
     def rules_for(
         self, names: tuple[str, ...], roles: tuple[str | None, ...], *, has_tools: bool
@@ -158,7 +158,7 @@ CODE = Protocol(
     name="code",
     rules=_RULES.format(item="item", form="a code block"),
     header="**{name} [{number}]:**\n\n",
-    opening="```python\n",
+    forced_prefix="```python\n",
     paragraph_end="fence",
     max_repeats=3,
 )
@@ -167,8 +167,8 @@ _OUT_OF_TIME = (
     "\n\nWait, given the limited time, I have to give an answer right now. "
     "Considering all my previous attempts, I have to conclude that the final "
 )
-BOXED_FINISHER = _OUT_OF_TIME + "answer is \\boxed{"
-CODE_FINISHER = _OUT_OF_TIME + "solution code is:\n\n```python\n"
+BOXED_PROMPT = _OUT_OF_TIME + "answer is \\boxed{"
+CODE_PROMPT = _OUT_OF_TIME + "solution code is:\n\n```python\n"
 
 PAPER = Protocol(
     name="paper",
@@ -188,13 +188,13 @@ PAPER = Protocol(
     others_header="### Work in progress (others)\n\n",
     after_other="<...>\n\n",
     own_header="<...>\n\n### Work in progress (own)\n\n",
-    first_words=(" Hi, I'm {name}. Here's how we can", " Hi, I'm {name}."),
+    first_prefixes=(" Hi, I'm {name}. Here's how we can", " Hi, I'm {name}."),
     stagger=0,
     paragraph_end="sentence",
     min_chars=0,
     ending_token="opens",
     end_of_turn="ends_session",
-    guards_headers=False,
+    forbids_headers=False,
     intervention_tokens=1024,
     stops_on_boxed=True,
 )

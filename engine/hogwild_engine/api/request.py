@@ -162,7 +162,7 @@ class Request:
         check_answer_settings(self)
 
     @property
-    def binds_answer(self) -> bool:
+    def constrains_answer(self) -> bool:
         """Whether a grammar decides what the answer looks like."""
         return self.grammar is not None or bool(self.tools)
 
@@ -194,10 +194,10 @@ def check_answer_settings(request: Request) -> None:
     todo = "one worker's answer is bound by grammar"
     require(not alone, "worker_grammar", "a team of workers to write by it", 1, todo)
     todo = "text under a grammar ends where the grammar does"
-    bound = request.binds_answer or request.worker_grammar is not None
+    bound = request.constrains_answer or request.worker_grammar is not None
     endless = request.ignore_eos and bound
     require(not endless, "ignore_eos", "False with tools or a grammar", True, todo)
-    joins = request.answer == "join" and len(request.workers) > 1 and request.binds_answer
+    joins = request.answer == "join" and len(request.workers) > 1 and request.constrains_answer
     todo = "joined paragraphs are no answer that tools or a grammar could shape"
     require(not joins, "answer", "'write' with tools or a grammar", request.answer, todo)
 

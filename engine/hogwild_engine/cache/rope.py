@@ -16,7 +16,7 @@ import torch
 
 from hogwild_engine.api.errors import ModelRefusedError
 
-FEWEST_TURNS, MOST_TURNS = 1024, 1 << 16
+MIN_CACHED_POSITIONS, MAX_CACHED_POSITIONS = 1024, 1 << 16
 """Sizes of a table that is kept of a rotation; 32 MB at most where heads have 128 dims."""
 
 
@@ -81,7 +81,7 @@ class _KeptTurns:
 
     def __init__(self, rotation: Rotation) -> None:
         self._rotation = rotation
-        self._table = rotation.computed(torch.arange(FEWEST_TURNS))
+        self._table = rotation.computed(torch.arange(MIN_CACHED_POSITIONS))
 
     def at(self, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of the table.
@@ -95,7 +95,7 @@ class _KeptTurns:
     def reach(self, turns: torch.Tensor) -> None:
         """Grow to hold these turns, unless they are too many."""
         wanted = 1 << int(turns.max()).bit_length()
-        if len(self._table[0]) < wanted <= MOST_TURNS:
+        if len(self._table[0]) < wanted <= MAX_CACHED_POSITIONS:
             self._table = self._rotation.computed(torch.arange(wanted))
 
 

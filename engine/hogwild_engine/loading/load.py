@@ -15,16 +15,16 @@ from hogwild_engine.api.errors import ConfigError, ModelRefusedError, require
 from hogwild_engine.cache.kv_cache import KVCache, LayerShape
 from hogwild_engine.loading import quantized, validation, weights
 from hogwild_engine.step import linear_packing
-from hogwild_engine.step.forward import Forward, HookedForward
-from hogwild_engine.step.fused_llama import LeanForward
-from hogwild_engine.step.model_runner import Runner
+from hogwild_engine.step.forward import Forward, TransformersForward
+from hogwild_engine.step.fused_llama import FusedLlamaForward
+from hogwild_engine.step.model_runner import ModelRunner
 from hogwild_kernels import KernelArgumentError, prefill_implementation
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedModel:
+class LoadedModel:
     """A model that may decode over a shared cache.
 
     Args:
@@ -60,7 +60,7 @@ def _named_by_setting() -> Iterator[None]:
 @_named_by_setting()
 def check(
     model: Any, ids: Sequence[int], calibration: Sequence[int], config: EngineConfig
-) -> CheckedModel:
+) -> LoadedModel:
     """Check ``model`` and pack it; it is used up.
 
     Args:
@@ -93,7 +93,7 @@ def check(
     num_pages = validation.num_pages(config.page_size)
     asked = config.prefill_attention
     cache = KVCache(shapes, num_pages, config.page_size, config.attention, asked)
-    hooked = Runner(HookedForward(model), cache, windows)
+    hooked = ModelRunner(TransformersForward(model), cache, windows)
     fed = validation.check_logits(model, hooked, ids)
     prefill = _prefill(model, hooked, ids, asked)
     # The lean forward holds compiled attention of its own.
@@ -107,10 +107,10 @@ def check(
         linear_packing.pack(model, config.quantization, reaches)
     else:
         lean.pack(config.quantization, reaches)
-    return CheckedModel(lean or hooked.forward, shapes, windows, context_len, fed.error, prefill)
+    return LoadedModel(lean or hooked.forward, shapes, windows, context_len, fed.error, prefill)
 
 
-def _prefill(model: Any, hooked: Runner, ids: Sequence[int], asked: str) -> str:
+def _prefill(model: Any, hooked: ModelRunner, ids: Sequence[int], asked: str) -> str:
     """Which kernels attend for long feeds: those of all other rows where "auto" fails the check."""
     cache = hooked.cache
     kinds = {(shape.device, shape.dtype, shape.head_dim) for shape in cache.shapes}
@@ -132,14 +132,14 @@ def _lean(
     windows: list[int | None],
     ids: Sequence[int],
     hooked: torch.Tensor,
-) -> LeanForward | None:
+) -> FusedLlamaForward | None:
     """The lean forward where the model has its shape and it gives the hooked one's logits."""
     shapes = list(cache.shapes)
-    if not LeanForward.fits(model, shapes):
+    if not FusedLlamaForward.fits(model, shapes):
         return None
-    lean = LeanForward(model, shapes, windows)
-    error = validation.lean_error(Runner(lean, cache, windows), hooked, ids)
-    bound = validation.LEAN_BOUND[shapes[0].dtype]
+    lean = FusedLlamaForward(model, shapes, windows)
+    error = validation.fused_error(ModelRunner(lean, cache, windows), hooked, ids)
+    bound = validation.FUSED_BOUND[shapes[0].dtype]
     if error < bound:
         return lean
     _log.info(

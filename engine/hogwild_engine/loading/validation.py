@@ -14,8 +14,8 @@ from hogwild_engine.cache import rope
 from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import LayerShape
 from hogwild_engine.step import attention_hook
-from hogwild_engine.step.batch import Entry, Feed, Plan
-from hogwild_engine.step.model_runner import Runner
+from hogwild_engine.step.batch import Batch, BlockRead, Chunk
+from hogwild_engine.step.model_runner import ModelRunner
 
 BLOCK_LENGTHS = (5, 7, 12)
 PROBE_POSITIONS = (0, 1, 2, 3, 5, 9, 17, 40)
@@ -29,7 +29,7 @@ ROTATION_BOUND = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3
 POSITION_BOUND = {torch.float32: 2e-2, torch.bfloat16: 2e-1, torch.float16: 5e-2}
 """Largest relative error of logits far into the context; angles lose precision there."""
 
-LEAN_BOUND = {torch.float32: 1e-5, torch.bfloat16: 6e-2}
+FUSED_BOUND = {torch.float32: 1e-5, torch.bfloat16: 6e-2}
 """Largest relative error of the lean forward's logits against those of the hooked one; in bfloat16
 each is about half of that away from float32.
 """
@@ -45,7 +45,7 @@ def layer_shapes(model: Any, device: torch.device) -> tuple[list[LayerShape], li
         ModelRefusedError: attention does not go through transformers' interface, or rotates in an
             unknown way.
     """
-    probe = attention_hook.ProbeTensors()
+    probe = attention_hook.RopeProbe()
     token = _token(model)
     positions = torch.tensor([PROBE_POSITIONS], device=device)
     model.set_attn_implementation(attention_hook.ATTENTION_NAME)
@@ -118,7 +118,7 @@ class Blockwise(NamedTuple):
 
 
 def check_logits(
-    model: Any, runner: Runner, ids: Sequence[int], *, long: bool = False
+    model: Any, runner: ModelRunner, ids: Sequence[int], *, long: bool = False
 ) -> Blockwise:
     """Feed a text in three blocks of two pieces each and compare with one plain forward.
 
@@ -164,13 +164,15 @@ def plain_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
         model.set_attn_implementation(attention_hook.ATTENTION_NAME)
 
 
-def lean_error(lean: Runner, hooked: torch.Tensor, ids: Sequence[int]) -> float:
+def fused_error(lean: ModelRunner, hooked: torch.Tensor, ids: Sequence[int]) -> float:
     """Relative error of the lean forward's logits against the hooked one's over the same blocks."""
     ids = list(ids)[: sum(BLOCK_LENGTHS)]
     return _relative(_blockwise(lean, ids, turned=True), hooked)
 
 
-def _blockwise(runner: Runner, ids: list[int], *, turned: bool, long: bool = False) -> torch.Tensor:
+def _blockwise(
+    runner: ModelRunner, ids: list[int], *, turned: bool, long: bool = False
+) -> torch.Tensor:
     blocks: list[Block] = []
     logits = []
     try:
@@ -179,9 +181,9 @@ def _blockwise(runner: Runner, ids: list[int], *, turned: bool, long: bool = Fal
             done = sum(BLOCK_LENGTHS[: len(blocks) - 1])
             middle = done + length // 2
             for start, stop in ((done, middle), (middle, done + length)):
-                plan = Plan()
+                plan = Batch()
                 blocks[-1].append(ids[start:stop])
-                plan.add_session([Feed(blocks[-1], start - done, stop - start, blocks)])
+                plan.add_session([Chunk(blocks[-1], start - done, stop - start, blocks)])
                 plan.sampled = list(range(stop - start))
                 plan.long = [range(stop - start)] if long else []
                 if not turned:
@@ -193,7 +195,7 @@ def _blockwise(runner: Runner, ids: list[int], *, turned: bool, long: bool = Fal
     return torch.cat(logits)
 
 
-def _unturned(entry: Entry) -> Entry:
+def _unturned(entry: BlockRead) -> BlockRead:
     return entry._replace(deltas=[0] * len(entry.deltas))
 
 

@@ -16,12 +16,12 @@ from hogwild_engine.api.request import Request
 from hogwild_engine.cache.block import Block
 from hogwild_engine.sessions.draft import Draft
 from hogwild_engine.sessions.writer import Writer
-from hogwild_engine.step.sampling import Drawn
+from hogwild_engine.step.sampling import SampledToken
 from hogwild_engine.text import paragraphs
 from hogwild_engine.text.call_grammar import call_grammar
-from hogwild_engine.text.chat_template import THINK_CLOSE, ChatFormat
+from hogwild_engine.text.chat_template import THINK_CLOSE, ChatTemplate
 from hogwild_engine.text.constraint import Constraint
-from hogwild_engine.text.output_parser import Piece, Reader
+from hogwild_engine.text.output_parser import OutputParser, Piece
 
 MAX_REWINDS = 8
 
@@ -35,21 +35,21 @@ _QUESTION_AFTER_TOOLS = (
 )
 
 
-def finisher_text(protocol: Protocol, chat: ChatFormat, request: Request) -> str:
+def final_prompt_text(protocol: Protocol, chat: ChatTemplate, request: Request) -> str:
     """What is put before the final answer. A grammar binds all of an answer, so no protocol's own
     words can start it then.
     """
-    if protocol.finisher != "close" and not request.binds_answer:
-        return protocol.finisher
+    if protocol.final_prompt != "close" and not request.constrains_answer:
+        return protocol.final_prompt
     if chat.thinking:
         return f"{THINK_CLOSE}\n\n"
     if not request.may_call:
-        return chat.closing(protocol.finisher_question)
+        return chat.closing(protocol.final_question)
     has_results = request.messages[-1]["role"] == "tool"
     return chat.closing(_QUESTION_AFTER_TOOLS if has_results else _QUESTION_BEFORE_TOOLS)
 
 
-def answer_constraint(request: Request, chat: ChatFormat) -> Constraint | None:
+def answer_constraint(request: Request, chat: ChatTemplate) -> Constraint | None:
     """What the request's grammar or tools make of its answer."""
     budget, grammar = request.max_tokens, request.grammar
     if request.tools:
@@ -96,8 +96,8 @@ class AnswerPhase:
         writer: number and block of who writes.
         chat: turns ids into text.
         bounds: what it may write.
-        reader: tells thoughts, text and calls apart.
-        forced: the start of its text, which a protocol's own finisher put there.
+        parser: tells thoughts, text and calls apart.
+        forced: the start of its text, which a protocol's own final_prompt put there.
         base: length of the writer's block before the first drawn token.
         emit: takes events.
 
@@ -109,15 +109,15 @@ class AnswerPhase:
     def __init__(
         self,
         writer: Writer,
-        chat: ChatFormat,
+        chat: ChatTemplate,
         bounds: Bounds,
-        reader: Reader,
+        parser: OutputParser,
         forced: str,
         base: int,
         emit: Callable[[Event], None],
     ) -> None:
         self.writer = writer
-        self.reader = reader
+        self.parser = parser
         self.finish_reason: FinishReason | None = None
         self.num_thought = 0
         self._chat = chat
@@ -132,7 +132,7 @@ class AnswerPhase:
             start=0,
             watched=[*bounds.stop, *self._guards],
             strips=bounds.guards is not None,
-            constraint=None if reader.thinking else bounds.constraint,
+            constraint=None if parser.thinking else bounds.constraint,
         )
         self._show(self._draft.show())
 
@@ -152,11 +152,11 @@ class AnswerPhase:
         """Ids that must not come next."""
         return self._draft.banned()
 
-    def advance(self, drawn: Drawn) -> list[int]:
+    def advance(self, drawn: SampledToken) -> list[int]:
         """Take in a drawn token; returns the tokens to encode next, none at the end."""
         tokens = [self._take(drawn)]
         draft, constraint = self._draft, self._bounds.constraint
-        if constraint is None or self.reader.thinking:
+        if constraint is None or self.parser.thinking:
             return tokens if self.finish_reason is None else []
         if draft.constraint is None:  # the thoughts have just ended
             tokens += self._force(self._chat.encode("\n\n"))
@@ -170,13 +170,13 @@ class AnswerPhase:
         taken = []
         for token in forced:
             if self.finish_reason is None:
-                taken.append(self._take(Drawn(token, 1.0)))
+                taken.append(self._take(SampledToken(token, 1.0)))
         return taken
 
-    def _take(self, drawn: Drawn) -> int:
+    def _take(self, drawn: SampledToken) -> int:
         """Take in a token; returns the last one that stands then."""
-        self.writer.num_drawn += 1
-        self.num_thought += self.reader.thinking
+        self.writer.num_sampled += 1
+        self.num_thought += self.parser.thinking
         if drawn.token in self._chat.ends:
             self._end("stop", None)
             return drawn.token
@@ -184,12 +184,12 @@ class AnswerPhase:
         fresh = self._draft.add(drawn)
         constraint = self._draft.constraint
         stop = self._found(self._bounds.stop, fresh)
-        guard = None if self.reader.calls else self._found(self._guards, fresh)
+        guard = None if self.parser.calls else self._found(self._guards, fresh)
         if stop is not None:
             self._end("stop", stop)
-        elif (constraint is not None and constraint.finished) or self.reader.repeats:
+        elif (constraint is not None and constraint.finished) or self.parser.repeats:
             self._end("stop", None)
-        elif self.writer.num_drawn >= self._bounds.max_tokens:
+        elif self.writer.num_sampled >= self._bounds.max_tokens:
             self._end("length", guard)
         elif guard is not None and self._draft.attempts < MAX_REWINDS:
             return self._rewind(guard)
@@ -215,20 +215,20 @@ class AnswerPhase:
         cut = reason == "length"
         self._show(self._draft.finish(length), final=True, cut=cut)
         # Cut in the tags behind its last call, an answer is whole.
-        called = bool(self.reader.calls) and self.reader.calls[-1].complete
+        called = bool(self.parser.calls) and self.parser.calls[-1].complete
         self.finish_reason = "tool_calls" if called else reason
         self.writer.done = True
 
     def _show(self, text: str, *, final: bool = False, cut: bool = False) -> None:
-        for piece in self.reader.feed(text, final=final, cut=cut):
+        for piece in self.parser.feed(text, final=final, cut=cut):
             self._emit(self._event(piece))
 
     def _event(self, piece: Piece) -> Event:
-        index = self.writer.num_drawn
+        index = self.writer.num_sampled
         if piece.kind == "text":
             return events.AnswerToken(piece.text, index)
         if piece.kind == "thought":
             return events.ThoughtToken(piece.text, index)
-        call = len(self.reader.calls) - 1
-        name = self.reader.calls[-1].name if piece.begins else None
+        call = len(self.parser.calls) - 1
+        name = self.parser.calls[-1].name if piece.begins else None
         return events.CallToken(call, name, piece.text, index)

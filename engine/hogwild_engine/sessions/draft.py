@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from hogwild_engine.step.sampling import Drawn
+from hogwild_engine.step.sampling import SampledToken
 from hogwild_engine.text import paragraphs
 from hogwild_engine.text.constraint import Constraint
 from hogwild_engine.text.detokenizer import Decode, Detokenizer
@@ -23,8 +23,8 @@ class Draft:
         start: length of the writer's block before the paragraph, its header included.
         watched: strings that end the text where they begin; a beginning of one is held back.
         strips: leave out white space at the text's two ends.
-        settled: whether text may be shown; a paragraph that may yet be rewound is not.
-        claimed: whether others must not open like this one.
+        committed: whether text may be shown; a paragraph that may yet be rewound is not.
+        registered: whether others must not open like this one.
         constraint: the grammar that what is drawn is bound to, the forced start left out.
     """
 
@@ -35,10 +35,10 @@ class Draft:
     start: int
     watched: Sequence[str] = ()
     strips: bool = True
-    settled: bool = True
-    claimed: bool = False
+    committed: bool = True
+    registered: bool = False
     constraint: Constraint | None = None
-    drawn: list[Drawn] = field(default_factory=list)
+    drawn: list[SampledToken] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # length of the text after each drawn token
     bans: dict[int, set[int]] = field(default_factory=dict)  # by place in the paragraph
     attempts: int = 0
@@ -49,7 +49,7 @@ class Draft:
         self._given = 0
         self._detokenizer = Detokenizer(self.decode, self.hidden)
 
-    def add(self, drawn: Drawn) -> int:
+    def add(self, drawn: SampledToken) -> int:
         """Take a token in; returns the text's length before it."""
         before = len(self.text)
         if self.constraint is not None:
@@ -71,7 +71,7 @@ class Draft:
         """Forget all drawn tokens but the first ``keep``; the next one there must be another."""
         self.bans.setdefault(keep, set()).add(self.drawn[keep].token)
         self.attempts += 1
-        self.claimed = False
+        self.registered = False
         kept = self.drawn[:keep]
         if self.constraint is not None:
             self.constraint.rollback(len(self.drawn))
@@ -92,7 +92,7 @@ class Draft:
 
     def show(self) -> str:
         """The text that may be given out now and was not before."""
-        if not self.settled:
+        if not self.committed:
             return ""
         held = paragraphs.held_back(self.text, self.watched)
         kept = self.text[: len(self.text) - held]

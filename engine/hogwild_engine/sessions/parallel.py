@@ -15,11 +15,11 @@ from hogwild_engine.api.request import Request
 from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.sessions.draft import Draft
-from hogwild_engine.sessions.pending_tokens import Ledger
+from hogwild_engine.sessions.pending_tokens import PendingTokens
 from hogwild_engine.sessions.writer import Writer
-from hogwild_engine.step.sampling import Drawn
+from hogwild_engine.step.sampling import SampledToken
 from hogwild_engine.text import paragraphs
-from hogwild_engine.text.chat_template import ChatFormat
+from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.prompt import missing_newlines
 
 
@@ -47,9 +47,9 @@ class ParallelPhase:
         self,
         request: Request,
         protocol: Protocol,
-        chat: ChatFormat,
+        chat: ChatTemplate,
         cache: KVCache,
-        ledger: Ledger,
+        ledger: PendingTokens,
         emit: Callable[[Event], None],
         common: Block,
     ) -> None:
@@ -73,7 +73,7 @@ class ParallelPhase:
         names = [worker.name for worker in request.workers]
         headed = self._stream is None
         self.header_starts = paragraphs.header_starts(protocol, names) if headed else []
-        self._guards = self.header_starts if protocol.guards_headers else []
+        self._guards = self.header_starts if protocol.forbids_headers else []
         self._banned = chat.structural - chat.ends
         self.ends: dict[str, WorkerEnd] = {}
         self._since_intervention = 0
@@ -151,11 +151,11 @@ class ParallelPhase:
 
     # One step
 
-    def advance(self, writer: Writer, drawn: Drawn) -> None:
+    def advance(self, writer: Writer, drawn: SampledToken) -> None:
         """Take in the token that ``writer`` drew."""
         draft = writer.draft
         assert draft is not None
-        writer.num_drawn += 1
+        writer.num_sampled += 1
         self._since_intervention += 1
         if drawn.token in self._chat.ends:
             self._end_turn(writer, draft, drawn)
@@ -185,7 +185,7 @@ class ParallelPhase:
         if self._code and _written(draft).startswith("```"):
             self._retire(writer, "end_of_turn")  # it closes the forced fence: nothing is left
             return
-        if not draft.settled and self._settle(writer, draft):
+        if not draft.committed and self._commit(writer, draft):
             return
         end = None
         if self._stream is None:
@@ -226,12 +226,12 @@ class ParallelPhase:
         """Start ``writer``'s next paragraph, behind the ``lead`` tokens that are still owed to its
         block.
         """
-        first = writer.num_drawn == 0
+        first = writer.num_sampled == 0
         writer.paragraph += 1
         bound = self._request.worker_grammar
-        forced = self.protocol.opening if bound is None else ""
+        forced = self.protocol.forced_prefix if bound is None else ""
         if first and bound is None and not self._request.history:
-            forced += self.protocol.first_words_for(writer.number, writer.name)
+            forced += self.protocol.first_prefix_for(writer.number, writer.name)
         every = self.protocol.intervention_tokens
         if not first and every is not None and self._since_intervention >= every:
             self._since_intervention = 0
@@ -254,12 +254,12 @@ class ParallelPhase:
             base=len(writer.block),
             start=start,
             watched=[*self._request.stop, *self._guards],
-            settled=self.protocol.max_repeats is None or self._stream is not None or bool(bound),
+            committed=self.protocol.max_repeats is None or self._stream is not None or bool(bound),
             constraint=bound and self._chat.grammars.compile(bound, self._request.max_steps),
         )
         self._show(writer, writer.draft.show())
 
-    def _end_turn(self, writer: Writer, draft: Draft, drawn: Drawn) -> None:
+    def _end_turn(self, writer: Writer, draft: Draft, drawn: SampledToken) -> None:
         """The worker drew an end-of-turn token."""
         if draft.constraint is not None:
             self._end_bound(writer, draft, by_token=True)
@@ -299,7 +299,7 @@ class ParallelPhase:
             stub = self._stub_end(draft, length)
             self._retry(writer, draft, 0 if stub is None else draft.tokens_within(stub))
             return
-        if not draft.settled and self._settle(writer, draft, ended=True):
+        if not draft.committed and self._commit(writer, draft, ended=True):
             return
         raw = draft.text
         kept = draft.tokens_within(length) if cut else len(draft.drawn)
@@ -338,7 +338,7 @@ class ParallelPhase:
 
     def _keep(self, writer: Writer, draft: Draft, length: int | None, *, complete: bool) -> None:
         """Add the paragraph to the history."""
-        draft.settled = True
+        draft.committed = True
         self._show(writer, draft.finish(length, closes_fence=True))
         paragraph = Paragraph(writer.name, writer.paragraph, draft.shown, complete, step=self._now)
         self.history.append(paragraph)
@@ -361,22 +361,22 @@ class ParallelPhase:
 
     # Repeats
 
-    def _settle(self, writer: Writer, draft: Draft, *, ended: bool = False) -> bool:
+    def _commit(self, writer: Writer, draft: Draft, *, ended: bool = False) -> bool:
         """Compare the paragraph's opening with the others', and let it show once it will not be
         rewound any more; returns whether it was rewound or dropped.
         """
-        if not draft.claimed:
+        if not draft.registered:
             span = paragraphs.opening(draft.text, code=self._code, ended=ended)
             if span is None:
                 return False
             others = [p.text for p in (*self._request.history, *self.history)]
-            others += [w.draft.text for w in self.writers if w.draft and w.draft.claimed]
+            others += [w.draft.text for w in self.writers if w.draft and w.draft.registered]
             if paragraphs.repeats(span.key, others, code=self._code):
                 self._retry(writer, draft, draft.weakest_within(span.start, span.stop))
                 return True
-            draft.claimed = True
+            draft.registered = True
         whole_lines = draft.text.rfind("\n") + 1
-        draft.settled = not self._code or self._says_something(draft, whole_lines)
+        draft.committed = not self._code or self._says_something(draft, whole_lines)
         return False
 
     def _stub_end(self, draft: Draft, length: int) -> int | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hogwild_engine.cache.block import Block
 from hogwild_engine.sessions.writer import Writer
-from hogwild_engine.step.batch import Feed
+from hogwild_engine.step.batch import Chunk
 
 ViewOf = Callable[[Block, Writer | None], Sequence[Block]]
 
@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
     tokens: tuple[int, ...]
 
 
-class Ledger:
+class PendingTokens:
     """What a session owes to its next passes, and the log of those that were."""
 
     def __init__(self) -> None:
@@ -100,14 +100,14 @@ class Ledger:
         """Whether the next pass may be split."""
         return any(owed.splits for owed in self._owed)
 
-    def take(self, limit: int, view_of: ViewOf) -> tuple[list[Feed], list[Writer]]:
+    def take(self, limit: int, view_of: ViewOf) -> tuple[list[Chunk], list[Writer]]:
         """The next pass's feeds, and the writers that draw from it in the order of their rows.
 
         Args:
             limit: tokens to take at most; what cannot be split is taken whole, all of it together.
             view_of: what a writer reads.
         """
-        feeds: list[Feed] = []
+        feeds: list[Chunk] = []
         drawing: list[Writer] = []
         while self._owed:
             owed = self._owed[0]
@@ -127,10 +127,10 @@ class Ledger:
         self.num_passes += bool(feeds)
         return feeds, drawing
 
-    def _feed(self, owed: Owed, count: int, view_of: ViewOf) -> Feed:
+    def _feed(self, owed: Owed, count: int, view_of: ViewOf) -> Chunk:
         number = owed.writer.number if owed.writer else None
         tokens = tuple(owed.block.tokens[owed.start : owed.start + count])
         self.log.append(Encoded(self.num_passes, number, tokens))
         view = view_of(owed.block, owed.writer)
         samples = owed.samples and count == owed.count
-        return Feed(owed.block, owed.start, count, view, samples)
+        return Chunk(owed.block, owed.start, count, view, samples)

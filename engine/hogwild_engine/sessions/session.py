@@ -16,14 +16,14 @@ from hogwild_engine.api.request import Request
 from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.cache.prefix_cache import Prefix
-from hogwild_engine.sessions.answer import AnswerPhase, Bounds, answer_constraint, finisher_text
+from hogwild_engine.sessions.answer import AnswerPhase, Bounds, answer_constraint, final_prompt_text
 from hogwild_engine.sessions.parallel import ParallelPhase
-from hogwild_engine.sessions.pending_tokens import Ledger
+from hogwild_engine.sessions.pending_tokens import PendingTokens
 from hogwild_engine.sessions.writer import Writer
-from hogwild_engine.step.batch import Feed, view_len
-from hogwild_engine.step.sampling import Draw, Drawn, Sampling
-from hogwild_engine.text.chat_template import ChatFormat
-from hogwild_engine.text.output_parser import Reader
+from hogwild_engine.step.batch import Chunk, view_len
+from hogwild_engine.step.sampling import SampledToken, Sampling, SamplingRow
+from hogwild_engine.text.chat_template import ChatTemplate
+from hogwild_engine.text.output_parser import OutputParser
 from hogwild_engine.text.paragraphs import header_starts
 from hogwild_engine.text.prompt import make_prompt
 
@@ -32,7 +32,7 @@ STEP_MARGIN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SessionLimits:
     """What a session may fill: tokens in a view, and pages of ``page_size`` tokens each."""
 
     context_len: int
@@ -43,12 +43,12 @@ class Room:
         return -(-tokens // self.page_size)
 
 
-class Turn(NamedTuple):
+class ScheduledStep(NamedTuple):
     """A session's part of one pass. ``draws`` are in the order of the sampling feeds."""
 
-    feeds: list[Feed]
+    feeds: list[Chunk]
     hidden: list[Block]
-    draws: list[Draw]
+    draws: list[SamplingRow]
 
 
 class Session:
@@ -68,12 +68,14 @@ class Session:
         finished: the last event, once there.
 
     Raises:
-        PromptTooLongError: prompt and finisher leave no room for an answer.
+        PromptTooLongError: prompt and final_prompt leave no room for an answer.
         RequestError: the messages cannot be rendered.
         NoChatTemplateError: the model has none.
     """
 
-    def __init__(self, request: Request, chat: ChatFormat, sampling: Sampling, room: Room) -> None:
+    def __init__(
+        self, request: Request, chat: ChatTemplate, sampling: Sampling, room: SessionLimits
+    ) -> None:
         self.request = request
         self.finished: events.Finished | None = None
         self.started_at: float | None = None
@@ -87,13 +89,13 @@ class Session:
         self._finisher: list[int] = []
         self._finisher_text = ""
         if self._prompt.protocol is not None and request.answer == "write":
-            self._finisher_text = finisher_text(self._prompt.protocol, chat, request)
+            self._finisher_text = final_prompt_text(self._prompt.protocol, chat, request)
             self._finisher = chat.encode(self._finisher_text)
         self._step_tokens = self._most_step_tokens()
         self._room = room
         self.num_pages = self._pages_needed()
         self._events: list[Event] = []
-        self._ledger = Ledger()
+        self._ledger = PendingTokens()
         self._drawing: list[Writer] = []
         self._cache: KVCache | None = None
         self._common: Block | None = None
@@ -128,9 +130,9 @@ class Session:
         if protocol is None:
             return 1
         names = [worker.name for worker in self.request.workers]
-        first = max((protocol.first_words_for(i, n) for i, n in enumerate(names)), key=len)
+        first = max((protocol.first_prefix_for(i, n) for i, n in enumerate(names)), key=len)
         header = max((protocol.header_for(name, 10**4) for name in names), key=len)
-        text = header + protocol.opening + first + protocol.intervention
+        text = header + protocol.forced_prefix + first + protocol.intervention
         return len(self._chat.encode(text)) + STEP_MARGIN
 
     # What the engine asks
@@ -180,25 +182,25 @@ class Session:
         if reached > encoded:
             self._ledger.recall(self._common, encoded, reached)
 
-    def take(self, limit: int) -> Turn:
+    def take(self, limit: int) -> ScheduledStep:
         """This session's part of the next pass, ``limit`` tokens of it where it can be split."""
         parallel = self._parallel if self._answer is None else None
         hidden = parallel.hidden() if parallel else []
         feeds, self._drawing = self._ledger.take(limit, self._view)
         draws = [
-            Draw(
+            SamplingRow(
                 self._sampling,
                 writer.number,
-                writer.num_drawn,
+                writer.num_sampled,
                 writer.seen if self._sampling.repetition_penalty != 1 else (),
                 self._banned(writer),
                 writer.draft.constraint if writer.draft else None,
             )
             for writer in self._drawing
         ]
-        return Turn(feeds, hidden, draws)
+        return ScheduledStep(feeds, hidden, draws)
 
-    def advance(self, drawn: Sequence[Drawn]) -> list[Event]:
+    def advance(self, drawn: Sequence[SampledToken]) -> list[Event]:
         """Take in what the pass drew, one token a draw of `take`; returns what happened."""
         self._keep_prefix()
         if self._answer is not None:
@@ -206,7 +208,7 @@ class Session:
                 following = self._answer.advance(token)
                 self._ledger.owe(self._answer.block, following, self._answer.writer, samples=True)
                 if not following:
-                    self._finish(self._answer.reader.text, self._answer.finish_reason or "stop")
+                    self._finish(self._answer.parser.text, self._answer.finish_reason or "stop")
         elif self._parallel is not None and drawn:
             for writer, token in zip(self._drawing, drawn, strict=True):
                 self._parallel.advance(writer, token)
@@ -229,17 +231,17 @@ class Session:
     def usage(self) -> Usage:
         """What it has cost so far."""
         parallel, answer = self._parallel, self._answer
-        drawn = {w.name: w.num_drawn for w in parallel.writers} if parallel else {}
+        drawn = {w.name: w.num_sampled for w in parallel.writers} if parallel else {}
         seconds = time.perf_counter() - self.started_at if self.started_at is not None else 0.0
         return Usage(
             prompt_tokens=len(self._prompt.tokens),
             cached_tokens=self._prefix.num_reused,
             worker_tokens=drawn,
-            answer_tokens=answer.writer.num_drawn if answer else 0,
+            answer_tokens=answer.writer.num_sampled if answer else 0,
             thought_tokens=answer.num_thought if answer else 0,
             forced_tokens=(parallel.num_forced + len(self._finisher)) if parallel else 0,
             steps=parallel.step if parallel else 0,
-            passes=self._ledger.num_passes,
+            forward_steps=self._ledger.num_passes,
             duration_s=seconds,
             stored_tokens=self._stored,
             private_tokens=self._private,
@@ -303,10 +305,10 @@ class Session:
         missing = tokens[len(block) :]
         most = [request.max_tokens, self._answer_room(len(missing))]
         forced = ""
-        if protocol is not None and not request.binds_answer:
+        if protocol is not None and not request.constrains_answer:
             if protocol.answer_tokens is not None:
                 most.append(protocol.answer_tokens)
-            if protocol.finisher != "close":
+            if protocol.final_prompt != "close":
                 forced = self._finisher_text
         bounds = Bounds(
             max(1, min(most)),
@@ -332,14 +334,14 @@ class Session:
         names += [name.capitalize() for name in names]
         return guards + header_starts(self._parallel.protocol, names)
 
-    def _reader(self) -> Reader:
+    def _reader(self) -> OutputParser:
         request, chat = self.request, self._chat
         loose = request.tool_choice == "auto" and request.grammar is None
-        return Reader(
+        return OutputParser(
             chat.tool_format if request.may_call else None,
             [tool["function"]["name"] for tool in request.tools] if loose else (),
             thinks=chat.thinking and self._prompt.protocol is None,
-            is_open=chat.opens_thinking or request.binds_answer,
+            is_open=chat.opens_thinking or request.constrains_answer,
         )
 
     def _finish(self, text: str, reason: FinishReason) -> None:
@@ -350,7 +352,7 @@ class Session:
             self._prefix.extend(self._common.tokens)
             self._keep_prefix()
         # An answer that is bound says itself whether it is whole, however short the thinking was.
-        if self._cut_short and (self._answer is None or not self.request.binds_answer):
+        if self._cut_short and (self._answer is None or not self.request.constrains_answer):
             reason = "length"
         seed = self._sampling.seed
         ends = self._parallel.ends if self._parallel else {}
@@ -358,13 +360,13 @@ class Session:
         if answer := self._answer:
             self.finished = replace(
                 self.finished,
-                thought=answer.reader.thought,
-                calls=answer.reader.calls,
+                thought=answer.parser.thought,
+                calls=answer.parser.calls,
                 logprobs=answer.logprobs if self.request.logprobs else (),
             )
         self._events.append(self.finished)
 
-    # Room
+    # SessionLimits
 
     def _answer_room(self, forced: int) -> int:
         """Tokens that the answer may draw before the view or the pages are full."""

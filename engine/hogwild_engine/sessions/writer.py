@@ -18,7 +18,7 @@ class Writer:
     block: what it writes to.
     draft: the paragraph it is at; ``None`` before it starts and after it is done.
     paragraph: number of that paragraph, from 1.
-    num_drawn: tokens drawn so far, rewound ones included.
+    num_sampled: tokens drawn so far, rewound ones included.
     seen: tokens under the repetition penalty.
     done: writes no more.
     """
@@ -28,7 +28,7 @@ class Writer:
     block: Block
     draft: Draft | None = None
     paragraph: int = 0
-    num_drawn: int = 0
+    num_sampled: int = 0
     seen: set[int] = field(default_factory=set)
     done: bool = False
 

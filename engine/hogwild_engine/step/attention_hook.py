@@ -25,7 +25,7 @@ mask.
 
 
 @dataclass
-class PassTensors:
+class StepTensors:
     """What the layers of one pass read.
 
     Args:
@@ -40,8 +40,8 @@ class PassTensors:
 
 
 @dataclass
-class ProbeTensors:
-    """In place of `PassTensors`: switches attention off and keeps each layer's keys and what else
+class RopeProbe:
+    """In place of `StepTensors`: switches attention off and keeps each layer's keys and what else
     it was given.
     """
 
@@ -56,7 +56,7 @@ def attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    hogwild: PassTensors | ProbeTensors | None = None,
+    hogwild: StepTensors | RopeProbe | None = None,
     scaling: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -69,7 +69,7 @@ def attention(
     if hogwild is None:
         detail = "a layer keeps the engine's arguments from its attention; use another model"
         raise ModelRefusedError("attention interface", detail)
-    if isinstance(hogwild, ProbeTensors):
+    if isinstance(hogwild, RopeProbe):
         if value.shape != key.shape:
             detail = (
                 f"values have shape {tuple(value.shape)}, keys {tuple(key.shape)}; wanted equal"

@@ -1,8 +1,8 @@
 """One forward pass as data: which tokens, where they are written, what each of them reads. Plain
 integers that pickle.
 
-A row is a row: prompt, decoded token, header, finisher are the same thing here. Rows of one session
-are contiguous.
+A row is a row: prompt, decoded token, header and final prompt are the same thing here. Rows of one
+session are contiguous.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
 
 from hogwild_engine.cache.block import Block
-from hogwild_kernels import Run
+from hogwild_kernels import BlockRead, Run
 
 LONG_FEED = 256
 """A feed of so many rows may attend on its own, by kernels for long sequences. Not measured yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class Chunk:
     """Tokens of one block that a pass encodes.
 
     Args:
@@ -38,28 +37,8 @@ class Feed:
     samples: bool = False
 
 
-class Entry(NamedTuple):
-    """One appearance of a block in the views of consecutive rows: parallel lists, one item a row.
-
-    Args:
-        pages: the block's pages.
-        first_row: the first row of the lists.
-        deltas: how far the row's own block starts behind this one in the row's view: the extra
-            rotation.
-        hi: one past the last visible token; 0 where the row does not read the block.
-        offsets: distance in the view between the row and the block's first token, for sliding
-            windows.
-    """
-
-    pages: list[int]
-    first_row: int
-    deltas: list[int]
-    hi: list[int]
-    offsets: list[int]
-
-
 @dataclass
-class Plan:
+class Batch:
     """All rows of one pass.
 
     Attributes:
@@ -67,7 +46,7 @@ class Plan:
         positions: block-local position of each row.
         slots: where each row's key and value go.
         sampled: rows whose logits are wanted, in the order of the sampling feeds.
-        entries: what the rows read, by `Entry`.
+        entries: what the rows read, by `BlockRead`.
         long: the rows of each long feed.
     """
 
@@ -75,10 +54,10 @@ class Plan:
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     sampled: list[int] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[BlockRead] = field(default_factory=list)
     long: list[range] = field(default_factory=list)
 
-    def add_session(self, feeds: Sequence[Feed], hidden: Collection[Block] = ()) -> None:
+    def add_session(self, feeds: Sequence[Chunk], hidden: Collection[Block] = ()) -> None:
         """Add one session's rows.
 
         Args:
@@ -90,7 +69,7 @@ class Plan:
         for number, block in {id(block): block for feed in feeds for block in feed.view}.items():
             if number not in unseen:
                 block.visible_len = len(block)
-        entries: dict[tuple[int, int], Entry] = {}
+        entries: dict[tuple[int, int], BlockRead] = {}
         for feed in feeds:
             stop = feed.start + feed.count
             self._read(feed, entries)
@@ -103,7 +82,7 @@ class Plan:
                 self.sampled.append(len(self.tokens) - 1)
         self.entries += entries.values()
 
-    def _read(self, feed: Feed, entries: dict[tuple[int, int], Entry]) -> None:
+    def _read(self, feed: Chunk, entries: dict[tuple[int, int], BlockRead]) -> None:
         row, start, count = len(self.tokens), feed.start, feed.count
         lengths = [block.visible_len for block in feed.view[:-1]]
         own_start = sum(lengths)
@@ -115,7 +94,7 @@ class Plan:
                 key = (id(block), appearance)
                 entry = entries.get(key)
                 if entry is None:
-                    entry = entries[key] = Entry(list(block.pages), row, [], [], [])
+                    entry = entries[key] = BlockRead(list(block.pages), row, [], [], [])
                 if unread := row - entry.first_row - len(entry.hi):
                     for column in (entry.deltas, entry.hi, entry.offsets):
                         column.extend([0] * unread)
@@ -146,7 +125,7 @@ def view_len(view: Sequence[Block]) -> int:
     return sum(block.visible_len for block in view[:-1]) + len(view[-1])
 
 
-def _runs(run: Run, entry: Entry, index: int, window: int | None) -> Iterator[Run]:
+def _runs(run: Run, entry: BlockRead, index: int, window: int | None) -> Iterator[Run]:
     """What is left of a run over a whole block, with rows from ``index`` on, in such a window."""
     first, count, number, pair, _, hi, _ = run
     own = entry.hi[index] < hi

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from hogwild_engine.step.batch import Plan
+from hogwild_engine.step.batch import Batch
 from hogwild_engine.step.packed_batch import Sizes, pack
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class DecodeGraphs:
         self._captured: dict[Sizes, Captured] = {}
         self._works = True
 
-    def run(self, plan: Plan, run: RunPacked) -> torch.Tensor | None:
+    def run(self, plan: Batch, run: RunPacked) -> torch.Tensor | None:
         """The logits of the plan's sampled rows; ``None`` where the plan must run uncaptured.
 
         Args:

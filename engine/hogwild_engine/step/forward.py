@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hogwild_engine.step.attention_hook import ATTENTION_NAME, PassTensors
+from hogwild_engine.step.attention_hook import ATTENTION_NAME, StepTensors
 
 
 class Forward(Protocol):
@@ -16,7 +16,7 @@ class Forward(Protocol):
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        tensors: PassTensors,
+        tensors: StepTensors,
         keep: torch.Tensor,
     ) -> torch.Tensor:
         """Write all rows' keys and values and give the logits of the kept ones.
@@ -33,7 +33,7 @@ class Forward(Protocol):
         ...
 
 
-class HookedForward:
+class TransformersForward:
     """An unmodified transformers model, its attention implementation switched to ours."""
 
     def __init__(self, model: Any) -> None:
@@ -45,7 +45,7 @@ class HookedForward:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        tensors: PassTensors,
+        tensors: StepTensors,
         keep: torch.Tensor,
     ) -> torch.Tensor:
         return self._model(

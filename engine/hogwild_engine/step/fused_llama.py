@@ -16,7 +16,7 @@ from torch import nn
 
 from hogwild_engine.cache.kv_cache import LayerShape
 from hogwild_engine.cache.rope import Rotation
-from hogwild_engine.step.attention_hook import PassTensors
+from hogwild_engine.step.attention_hook import StepTensors
 from hogwild_engine.step.linear_layers import NativeInt8Linear, NativeLinear
 from hogwild_engine.step.linear_packing import Quantization, Reaches, is_plain, matrix
 from hogwild_kernels.cpu import c_backend, decoder_layers
@@ -51,7 +51,7 @@ class Layer:
     scale: float
 
 
-class LeanForward:
+class FusedLlamaForward:
     """Runs a pass of a model that has the Llama shape, on the CPU.
 
     Matrices are plain, over the model's own weights, until `pack` is called.
@@ -123,7 +123,7 @@ class LeanForward:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        tensors: PassTensors,
+        tensors: StepTensors,
         keep: torch.Tensor,
     ) -> torch.Tensor:
         """Logits ``[R, V]`` of the kept rows; see `hogwild_engine.step.forward.Forward`."""
@@ -132,7 +132,7 @@ class LeanForward:
         slots = tensors.slots[self._shapes[0].device]
         if len(tokens) != self._space.num_rows:
             self._space = _Space(len(tokens), x.dtype)
-        if self._in_c is not None and len(tokens) <= self._in_c.most_rows:
+        if self._in_c is not None and len(tokens) <= self._in_c.max_rows:
             y = self._run_in_c(self._in_c, x, turns, slots, tensors)
         else:
             y = self._run(x, turns, slots, tensors)
@@ -141,7 +141,7 @@ class LeanForward:
         return self._head(h[keep])
 
     def _run(
-        self, x: torch.Tensor, turns: _Turns, slots: torch.Tensor, tensors: PassTensors
+        self, x: torch.Tensor, turns: _Turns, slots: torch.Tensor, tensors: StepTensors
     ) -> torch.Tensor | None:
         """Take ``x`` through the layers, in place; gives what the last one adds to it."""
         space = self._space
@@ -173,7 +173,7 @@ class LeanForward:
         x: torch.Tensor,
         turns: _Turns,
         slots: torch.Tensor,
-        tensors: PassTensors,
+        tensors: StepTensors,
     ) -> torch.Tensor:
         """What `_run` does, in one call."""
         space, layer, dim = self._space, self._layers[0], self._shapes[0].head_dim

@@ -16,7 +16,7 @@ from hogwild_kernels.cpu import matrix
 PACKED_ROWS = 4
 """Rows that oneDNN's order is chosen for; others run as well."""
 
-_LARGEST = 127
+_INT8_MAX = 127
 _ZERO = 128
 
 
@@ -37,7 +37,7 @@ class NativeLinear(nn.Module):
         self.matrix = matrix.Matrix(self._weight, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.numel() > self.matrix.most_rows * self.matrix.width:
+        if x.numel() > self.matrix.max_rows * self.matrix.width:
             return nn.functional.linear(x, self._weight, self._bias)
         return self.matrix(x)
 
@@ -87,7 +87,7 @@ class Whole(NamedTuple):
             far = (reach.float() / exact.abs().amax(dim=0).clamp_min(1e-8)).clamp_min(1e-8)
             factors = far.rsqrt() * far.log().mean().mul(0.5).exp()
             exact = exact / factors
-        scale = exact.abs().amax(dim=1).clamp_min(1e-12) / _LARGEST
+        scale = exact.abs().amax(dim=1).clamp_min(1e-12) / _INT8_MAX
         return cls((exact / scale[:, None]).round_().to(torch.int8), scale, factors)
 
 
@@ -136,7 +136,7 @@ class PackedInt8Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         exact = x.reshape(-1, x.shape[-1]).float() * self._factors
-        scales = exact.abs().amax(dim=1).clamp_min(1e-30) / _LARGEST
+        scales = exact.abs().amax(dim=1).clamp_min(1e-30) / _INT8_MAX
         whole = (exact / scales[:, None]).round_().add_(_ZERO).to(torch.uint8)
         out = torch.ops.onednn.qlinear_pointwise(
             whole,

@@ -1,4 +1,4 @@
-"""Plan in, logits out. Knows the model's forward and the cache; not sessions."""
+"""Batch in, logits out. Knows the model's forward and the cache; not sessions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 import torch
 
 from hogwild_engine.cache.kv_cache import KVCache
-from hogwild_engine.step.attention_hook import PassTensors
-from hogwild_engine.step.batch import Plan
+from hogwild_engine.step.attention_hook import StepTensors
+from hogwild_engine.step.batch import Batch
 from hogwild_engine.step.cuda_graphs import DecodeGraphs
 from hogwild_engine.step.forward import Forward
 from hogwild_engine.step.packed_batch import Sizes, pack, unpack
 
 
-class Runner:
+class ModelRunner:
     """Runs passes of a model over the shared cache.
 
     Args:
@@ -47,7 +47,7 @@ class Runner:
         self._devices = list(dict.fromkeys(device for _, _, device in kinds))
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> torch.Tensor:
+    def run(self, plan: Batch) -> torch.Tensor:
         """Write the plan's rows to the cache and return the logits of its sampled rows, ``[R, V]``
         in the model's type.
         """
@@ -59,7 +59,7 @@ class Runner:
             logits = self._run(pack(plan, sizes), sizes, plan)
         return logits[: len(plan.sampled)]
 
-    def _run(self, numbers: torch.Tensor, sizes: Sizes, plan: Plan | None = None) -> torch.Tensor:
+    def _run(self, numbers: torch.Tensor, sizes: Sizes, plan: Batch | None = None) -> torch.Tensor:
         """Run a packed plan; logits of its sampled rows, ``[R, V]``.
 
         Args:
@@ -72,7 +72,7 @@ class Runner:
             parts[device].table(rotation, window, plan.runs(window) if plan else ())
             for rotation, window, device in self._kinds
         ]
-        tensors = PassTensors(
+        tensors = StepTensors(
             self.cache,
             {device: packed.slots for device, packed in parts.items()},
             [tables[kind] for kind in self._kind_of_layer],

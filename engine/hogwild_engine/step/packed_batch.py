@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 
 from hogwild_engine.cache.rope import Rotation
-from hogwild_engine.step.batch import Plan
+from hogwild_engine.step.batch import Batch
 from hogwild_kernels import BlockTable, Run
 
 
 class Sizes(NamedTuple):
-    """Room for rows, sampled rows, entries, pages of one entry, and pairs of (row, entry)."""
+    """How many rows, sampled rows, entries, pages of one entry, and pairs of (row, entry)."""
 
     rows: int
     sampled: int
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
     pairs: int
 
     @classmethod
-    def of(cls, plan: Plan) -> Sizes:
+    def of(cls, plan: Batch) -> Sizes:
         """What the plan needs."""
         return cls(
             rows=len(plan.tokens),
@@ -40,8 +40,8 @@ class Sizes(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A plan's parts on one device; see `Plan` and `Entry` for what they mean. The first four are
-    int64, the rest int32.
+    """A batch's parts on one device; see `Batch` and `BlockRead` for what they mean. The first
+    four are int64, the rest int32.
     """
 
     tokens: torch.Tensor
@@ -69,7 +69,7 @@ class Packed(NamedTuple):
         return BlockTable(*ints, cos=cos, sin=sin, runs=runs)
 
 
-def pack(plan: Plan, sizes: Sizes) -> torch.Tensor:
+def pack(plan: Batch, sizes: Sizes) -> torch.Tensor:
     """The plan's numbers in a row on the CPU, int64, parts padded to ``sizes``."""
     entries = plan.entries
     counts = [len(entry.hi) for entry in entries]

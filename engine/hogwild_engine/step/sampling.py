@@ -17,7 +17,7 @@ from hogwild_engine.step.ranking import Ranking, rank
 from hogwild_engine.text.constraint import Constraint, forbid
 from hogwild_kernels.cpu import c_backend
 
-LEAST_TEMPERATURE = 1e-6
+MIN_TEMPERATURE = 1e-6
 """Below it the most probable token is taken: float32 could not tell the others' shares from 0."""
 
 CANDIDATES = (64, 1024)
@@ -39,7 +39,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < LEAST_TEMPERATURE
+        return self.temperature < MIN_TEMPERATURE
 
     @property
     def filters(self) -> bool:
@@ -53,7 +53,7 @@ class Sampling:
 
 
 @dataclass(slots=True)
-class Draw:
+class SamplingRow:
     """What decides one row's token beside its logits.
 
     Args:
@@ -73,7 +73,7 @@ class Draw:
     constraint: Constraint | None = None
 
 
-class Drawn(NamedTuple):
+class SampledToken(NamedTuple):
     """A token and its probability at temperature 1, before any filter but bans and grammars."""
 
     token: int
@@ -81,8 +81,8 @@ class Drawn(NamedTuple):
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
-    """Draw one token a row.
+def sample(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledToken]:
+    """Sample one token a row.
 
     Args:
         logits: ``[R, V]``; penalties, bans and grammars may be applied in place.
@@ -105,10 +105,10 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     return drawn
 
 
-def _draw_in_c(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+def _draw_in_c(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledToken]:
     settings, banned = [_in_numbers(draw) for draw in draws], [draw.banned for draw in draws]
     tokens, probabilities = c_backend.draw(logits, settings, banned)
-    drawn = [Drawn(*pair) for pair in zip(tokens, probabilities, strict=True)]
+    drawn = [SampledToken(*pair) for pair in zip(tokens, probabilities, strict=True)]
     undecided = [row for row, token in enumerate(tokens) if token < 0]
     if undecided:
         rest = _draw(logits[undecided].float(), [draws[row] for row in undecided])
@@ -117,7 +117,7 @@ def _draw_in_c(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     return drawn
 
 
-def _in_numbers(draw: Draw) -> tuple[float, float, float, float, float]:
+def _in_numbers(draw: SamplingRow) -> tuple[float, float, float, float, float]:
     """Temperature, top-k, top-p, min-p and the noise, as `c_backend.draw` takes them."""
     s = draw.sampling
     if s.greedy:
@@ -125,11 +125,11 @@ def _in_numbers(draw: Draw) -> tuple[float, float, float, float, float]:
     return (s.temperature, s.top_k, s.top_p, s.min_p, uniform(s.seed, draw.writer, draw.index))
 
 
-def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+def _draw(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledToken]:
     """On any device, and where the compiled code gives up. ``logits`` are float32."""
     vocabulary = logits.shape[1]
     _ban(logits, [frozenset(i for i in draw.banned if 0 <= i < vocabulary) for draw in draws])
-    drawn: dict[int, Drawn] = {}
+    drawn: dict[int, SampledToken] = {}
     ways = [_way(draw.sampling, vocabulary) for draw in draws]
     for way in dict.fromkeys(ways):  # equal logits rank by how many are ranked
         rows = [row for row, other in enumerate(ways) if other == way]
@@ -138,7 +138,7 @@ def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     return [drawn[row] for row in range(len(draws))]
 
 
-_Pick = Callable[[torch.Tensor, Ranking, Sequence[Draw]], torch.Tensor]
+_Pick = Callable[[torch.Tensor, Ranking, Sequence[SamplingRow]], torch.Tensor]
 
 
 def _way(sampling: Sampling, vocabulary: int) -> tuple[_Pick, int]:
@@ -149,15 +149,15 @@ def _way(sampling: Sampling, vocabulary: int) -> tuple[_Pick, int]:
 
 
 def _draw_alike(
-    logits: torch.Tensor, draws: Sequence[Draw], pick: _Pick, width: int
-) -> Iterator[Drawn]:
+    logits: torch.Tensor, draws: Sequence[SamplingRow], pick: _Pick, width: int
+) -> Iterator[SampledToken]:
     temperatures = [1.0 if draw.sampling.greedy else draw.sampling.temperature for draw in draws]
     ranking = rank(logits, _row(temperatures, logits), width)
     tokens = pick(logits, ranking, draws)
     score = logits.gather(1, tokens[:, None])[:, 0]
     probabilities = torch.exp(score - ranking.norm)
     probabilities[~ranking.norm.isfinite()] = torch.nan
-    return map(Drawn, tokens.tolist(), probabilities.tolist())
+    return map(SampledToken, tokens.tolist(), probabilities.tolist())
 
 
 def _width(least: int, vocabulary: int) -> int:
@@ -165,7 +165,7 @@ def _width(least: int, vocabulary: int) -> int:
     return next((width for width in CANDIDATES if least <= width < vocabulary), vocabulary)
 
 
-def _penalise(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+def _penalise(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> None:
     for row, draw in enumerate(draws):
         penalty = draw.sampling.repetition_penalty
         if penalty != 1 and draw.seen:
@@ -186,11 +186,15 @@ def _ban(logits: torch.Tensor, banned: Sequence[frozenset[int]]) -> None:
 # Each row goes the way of its own settings: what runs beside it must not change its token.
 
 
-def _pick_first(logits: torch.Tensor, ranking: Ranking, draws: Sequence[Draw]) -> torch.Tensor:
+def _pick_first(
+    logits: torch.Tensor, ranking: Ranking, draws: Sequence[SamplingRow]
+) -> torch.Tensor:
     return ranking.token[:, 0]
 
 
-def _pick_filtered(logits: torch.Tensor, ranking: Ranking, draws: Sequence[Draw]) -> torch.Tensor:
+def _pick_filtered(
+    logits: torch.Tensor, ranking: Ranking, draws: Sequence[SamplingRow]
+) -> torch.Tensor:
     vocabulary = logits.shape[1]
     picked = _pick(ranking, draws, vocabulary)
     undecided = (picked < 0).nonzero()[:, 0].tolist()
@@ -203,7 +207,9 @@ def _pick_filtered(logits: torch.Tensor, ranking: Ranking, draws: Sequence[Draw]
     return picked
 
 
-def _pick_unfiltered(logits: torch.Tensor, ranking: Ranking, draws: Sequence[Draw]) -> torch.Tensor:
+def _pick_unfiltered(
+    logits: torch.Tensor, ranking: Ranking, draws: Sequence[SamplingRow]
+) -> torch.Tensor:
     temperature = _column([draw.sampling.temperature for draw in draws], logits)
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
     mass = torch.softmax(scaled, dim=-1).cumsum(dim=-1)
@@ -211,8 +217,8 @@ def _pick_unfiltered(logits: torch.Tensor, ranking: Ranking, draws: Sequence[Dra
     return choice[:, 0].clamp_(max=logits.shape[1] - 1)
 
 
-def _pick(ranking: Ranking, draws: Sequence[Draw], vocabulary: int) -> torch.Tensor:
-    """Draw from the ranked tokens; -1 where more of them are needed to decide."""
+def _pick(ranking: Ranking, draws: Sequence[SamplingRow], vocabulary: int) -> torch.Tensor:
+    """Sample from the ranked tokens; -1 where more of them are needed to decide."""
     settings = [draw.sampling for draw in draws]
     score, width = ranking.score, ranking.score.shape[1]
     top_k = torch.tensor(
@@ -238,7 +244,7 @@ def _pick(ranking: Ranking, draws: Sequence[Draw], vocabulary: int) -> torch.Ten
     return torch.where(decided, picked, -1)
 
 
-def _noise(draws: Sequence[Draw], like: torch.Tensor) -> torch.Tensor:
+def _noise(draws: Sequence[SamplingRow], like: torch.Tensor) -> torch.Tensor:
     return _column([uniform(d.sampling.seed, d.writer, d.index) for d in draws], like)
 
 

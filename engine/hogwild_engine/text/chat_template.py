@@ -25,7 +25,7 @@ from hogwild_engine.text.tool_format import OURS, ToolFormat, adapt, read_format
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 
-class ChatFormat:
+class ChatTemplate:
     """Renders conversations for one tokenizer.
 
     Args:

@@ -22,7 +22,7 @@ class Piece(NamedTuple):
     """What an answer grew by.
 
     Args:
-        kind: "thought", "text", or "call": the arguments of the last call in `Reader.calls`.
+        kind: "thought", "text", or "call": the arguments of the last call in `OutputParser.calls`.
         text: never empty but at the start of a call.
         begins: the first piece of a call.
     """
@@ -63,7 +63,7 @@ class _OpenCall:
         return None
 
 
-class Reader:
+class OutputParser:
     """Reads one answer.
 
     Args:

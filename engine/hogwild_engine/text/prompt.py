@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hogwild_engine.api.errors import RequestError
 from hogwild_engine.api.protocol import Protocol, resolve
 from hogwild_engine.api.request import Request
-from hogwild_engine.text.chat_template import THINK_OPEN, ChatFormat
+from hogwild_engine.text.chat_template import THINK_OPEN, ChatTemplate
 
 
 class Prompt(NamedTuple):
@@ -23,7 +23,7 @@ class Prompt(NamedTuple):
     protocol: Protocol | None
 
 
-def make_prompt(request: Request, chat: ChatFormat) -> Prompt:
+def make_prompt(request: Request, chat: ChatTemplate) -> Prompt:
     """Render a request.
 
     Raises:
@@ -34,7 +34,7 @@ def make_prompt(request: Request, chat: ChatFormat) -> Prompt:
         tokens = chat.render(request.messages, request.tools)
         for paragraph in request.history:
             tokens += chat.encode_data(paragraph.text.strip()) + chat.encode("\n\n")
-        if request.binds_answer and chat.thinking and not chat.opens_thinking:
+        if request.constrains_answer and chat.thinking and not chat.opens_thinking:
             tokens += chat.encode(THINK_OPEN + "\n")
         return Prompt(tokens, None)
     protocol = resolve(request.protocol, thinking=chat.thinking)
@@ -58,7 +58,7 @@ def missing_newlines(text: str) -> str:
     return "\n" * max(0, 2 - trailing)
 
 
-def _render_with_rules(request: Request, protocol: Protocol, chat: ChatFormat) -> list[int]:
+def _render_with_rules(request: Request, protocol: Protocol, chat: ChatTemplate) -> list[int]:
     rules = protocol.rules_for(
         tuple(worker.name for worker in request.workers),
         tuple(worker.role for worker in request.workers),

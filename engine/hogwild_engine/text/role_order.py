@@ -7,30 +7,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-Turn = Mapping[str, Any]
+Message = Mapping[str, Any]
 
 
-def stricter(turns: Sequence[Turn]) -> Iterator[list[Turn]]:
-    """The same turns for templates that refuse them as they are, the mildest change first."""
+def stricter(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """The same messages for templates that refuse them as they are, the mildest change first."""
     for keeps_system in (True, False):
-        changed = _merged(_without_system(turns, keeps_first=keeps_system))
-        if changed != list(turns):
+        changed = _merged(_without_system(messages, keeps_first=keeps_system))
+        if changed != list(messages):
             yield changed
 
 
-def _without_system(turns: Sequence[Turn], *, keeps_first: bool) -> list[Turn]:
+def _without_system(messages: Sequence[Message], *, keeps_first: bool) -> list[Message]:
     """System messages as the user's; leading ones stay, as one, where ``keeps_first``."""
-    made: list[Turn] = []
-    for turn in turns:
+    made: list[Message] = []
+    for turn in messages:
         leads = keeps_first and all(before["role"] == "system" for before in made)
         made.append(turn if turn["role"] != "system" or leads else {**turn, "role": "user"})
     return made
 
 
-def _merged(turns: Sequence[Turn]) -> list[Turn]:
+def _merged(messages: Sequence[Message]) -> list[Message]:
     """Neighbours of one role as one turn; calls and results of tools stay by themselves."""
-    made: list[Turn] = []
-    for turn in turns:
+    made: list[Message] = []
+    for turn in messages:
         if made and _merge(made[-1], turn):
             content = f"{made[-1]['content']}\n\n{turn['content']}"
             made[-1] = {**made[-1], "content": content}
@@ -39,6 +39,6 @@ def _merged(turns: Sequence[Turn]) -> list[Turn]:
     return made
 
 
-def _merge(before: Turn, turn: Turn) -> bool:
+def _merge(before: Message, turn: Message) -> bool:
     plain = all(isinstance(t["content"], str) and not t.get("tool_calls") for t in (before, turn))
     return plain and before["role"] == turn["role"] != "tool"

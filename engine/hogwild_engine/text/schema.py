@@ -9,7 +9,7 @@ from typing import Any
 
 CHARS_PER_TOKEN = 3
 MAX_INTEGER = 2**53 - 1
-LEAST_TOKENS = 4
+MIN_TOKENS = 4
 """What any value may take, however small the budget."""
 
 _NESTED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -49,7 +49,7 @@ class _Bounds:
         if not isinstance(schema, Mapping):
             return schema
         made = dict(schema)
-        budget = max(budget, LEAST_TOKENS)
+        budget = max(budget, MIN_TOKENS)
         kinds = _kinds(schema)
         for key in _NESTED:
             if isinstance(made.get(key), Mapping):
@@ -79,7 +79,7 @@ class _Bounds:
         }
 
     def _bound_array(self, made: dict[str, Any], budget: int) -> None:
-        most = max(1, int((budget / LEAST_TOKENS) ** 0.5), _whole(made.get("minItems")))
+        most = max(1, int((budget / MIN_TOKENS) ** 0.5), _whole(made.get("minItems")))
         if "prefixItems" not in made and "enum" not in made and "const" not in made:
             made.setdefault("maxItems", most)
         if isinstance(made.get("items"), Mapping):

@@ -101,7 +101,7 @@ class Layers:
                 of_query, of_key, struct.head_eps = layer.head_norms
                 struct.q_norm, struct.k_norm = of_query.data_ptr(), of_key.data_ptr()
         matrices = [matrix for layer in layers for matrix in layer[:4]]
-        self.most_rows = min(matrix.most_rows for matrix in matrices)
+        self.max_rows = min(matrix.max_rows for matrix in matrices)
         self._function = getattr(library(), f"layers_{c_backend.DTYPES[dtype]}")
         pointer, integer = ctypes.c_void_p, ctypes.c_int
         self._function.argtypes = [pointer, integer, *[pointer] * 3, integer, pointer]
@@ -119,7 +119,7 @@ class Layers:
         """Take ``x`` through the layers, in place; what the last one adds is left in ``scratch.y``.
 
         Args:
-            x: ``[T, E]``, at most ``most_rows`` rows.
+            x: ``[T, E]``, at most ``max_rows`` rows.
             stored: keys and values of each layer, ``[num_pages, page_size, KH, D]``.
             views: what the layers' ``view`` counts.
             scratch: as many rows as ``x``.

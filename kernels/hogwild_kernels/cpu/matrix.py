@@ -19,7 +19,7 @@ _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "int8"}
 _LANES, _STEP = 16, 64
 _ZERO = 128
 
-MOST_ROWS = 32
+MAX_MATRIX_ROWS = 32
 """More rows of floats want another operator where the processor has no tiles."""
 
 
@@ -48,7 +48,7 @@ class Matrix:
 
     Attributes:
         struct: what the C code knows of it.
-        most_rows: of ``x`` that it is fast for.
+        max_rows: of ``x`` that it is fast for.
 
     Raises:
         ValueError: `refusal` says why.
@@ -76,7 +76,7 @@ class Matrix:
         if bias is not None:
             self._takes = [dtype for dtype in self._takes if dtype == bias.dtype]
         self.struct = Struct(*pointers, self.columns, size, tiles, whole)
-        self.most_rows = sys.maxsize if whole or tiles else MOST_ROWS
+        self.max_rows = sys.maxsize if whole or tiles else MAX_MATRIX_ROWS
         self._address = ctypes.byref(self.struct)
         self._kind = _KINDS[weight.dtype]
 

@@ -205,11 +205,11 @@ INLINE void NAME(run_tile)(const Job *job, NAME(Buffers) * b, const Task *task, 
 
 static void NAME(run_task)(const Job *job, const STORED *q, const STORED *k, const STORED *v,
                            const Task *task, State state, NAME(Buffers) * b) {
-  int group = job->num_heads / job->num_kv_heads, most_rows = MAX_ROWS / group;
+  int group = job->num_heads / job->num_kv_heads, max_rows = MAX_ROWS / group;
   const int32_t *pages = job->pages + (int64_t)task->entry * job->pages_width;
-  for (int first = 0; first < job->counts[task->entry]; first += most_rows) {
+  for (int first = 0; first < job->counts[task->entry]; first += max_rows) {
     int rows = job->counts[task->entry] - first;
-    rows = rows < most_rows ? rows : most_rows;
+    rows = rows < max_rows ? rows : max_rows;
     const int32_t *hi = job->hi + job->first_pair[task->entry] + first, *lo = hi - job->hi + job->lo;
     int last = 0, begin = INT32_MAX;
     for (int i = 0; i < rows; i++) {

@@ -9,7 +9,7 @@ import pytest
 
 from hogwild_engine import Engine, EngineConfig, Protocol, Request, SamplingParams, make_workers
 from hogwild_engine.loading.weights import Weights
-from hogwild_engine.step_timer import Meter
+from hogwild_engine.step_timer import StepTimer
 from tiny import tiny_model
 
 # No paragraph ends: what a worker draws is one text.
@@ -57,7 +57,7 @@ def test_a_decoding_pass_counts_once_and_encodes_a_token_of_each_worker(engine: 
     before = engine.stats()
     usage = engine.submit(request(3, ignore_eos=True)).result(20).usage
     after = engine.stats()
-    assert after.steps - before.steps == usage.passes
+    assert after.steps - before.steps == usage.forward_steps
     # The last drawn token of each worker is not encoded any more.
     fresh = usage.prompt_tokens - usage.cached_tokens
     encoded = fresh + usage.forced_tokens + usage.output_tokens - 3
@@ -77,8 +77,8 @@ def test_the_forwards_time_is_part_of_the_busy_time(engine: Engine) -> None:
 def test_time_without_work_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 5.0, 6.0, 8.0])  # made, woken, first pass over, second one over
     monkeypatch.setattr("hogwild_engine.step_timer.time.perf_counter", lambda: next(clock))
-    meter = Meter()
+    meter = StepTimer()
     meter.wake()
-    meter.add_pass(7, 0.5)
-    meter.add_pass(2, 1.5)
+    meter.add_step(7, 0.5)
+    meter.add_step(2, 1.5)
     assert meter.work == (2, 9, 2.0, 3.0)

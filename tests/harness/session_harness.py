@@ -6,8 +6,8 @@ from typing import Any
 
 from hogwild_engine import Protocol, Request, make_workers
 from hogwild_engine.api.events import Finished, WorkerFinished
-from hogwild_engine.text.chat_template import ChatFormat
-from rig import Rig, Script
+from hogwild_engine.text.chat_template import ChatTemplate
+from model_harness import ModelHarness, Script
 from tiny import tiny_model
 
 END = 2
@@ -15,11 +15,11 @@ PROSE = Protocol(name="prose", rules="Be quick.", stagger=0, min_chars=0, max_re
 TASK = ({"role": "user", "content": "Do it."},)
 
 
-class Stage:
+class SessionHarness:
     """Makes scripted sessions on one small cache and takes their pages back."""
 
-    def __init__(self, chat: ChatFormat) -> None:
-        self.rig = Rig(tiny_model("llama"), num_pages=600)
+    def __init__(self, chat: ChatTemplate) -> None:
+        self.rig = ModelHarness(tiny_model("llama"), num_pages=600)
         self.chat = chat
         self.scripts: list[Script] = []
 
@@ -27,7 +27,7 @@ class Stage:
         self,
         texts: dict[str, list[str | int]] | None = None,
         *,
-        chat: ChatFormat | None = None,
+        chat: ChatTemplate | None = None,
         **options: Any,
     ) -> Script:
         settings = {"workers": make_workers(2), "protocol": PROSE, "max_steps": 30, "max_tokens": 4}

@@ -16,12 +16,12 @@ from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.loading import load, validation
 from hogwild_engine.step import attention_hook, linear_packing
-from hogwild_engine.step.batch import Feed
-from hogwild_engine.step.forward import HookedForward
-from hogwild_engine.step.fused_llama import LeanForward
-from hogwild_engine.step.model_runner import Runner
+from hogwild_engine.step.batch import Chunk
+from hogwild_engine.step.forward import TransformersForward
+from hogwild_engine.step.fused_llama import FusedLlamaForward
+from hogwild_engine.step.model_runner import ModelRunner
 from hogwild_kernels.cpu import c_backend, matrix
-from rig import Rig
+from model_harness import ModelHarness
 from tiny import VOCABULARY, lean_model, tiny_model
 
 pytestmark = pytest.mark.skipif(
@@ -37,7 +37,7 @@ def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((got - wanted).norm() / wanted.norm())
 
 
-def passes(rig: Rig, seed: int = 0) -> torch.Tensor:
+def passes(rig: ModelHarness, seed: int = 0) -> torch.Tensor:
     """Logits of some passes of three workers over a prompt: ragged prefill, then decoding."""
     rng = random.Random(seed)
     common = rig.block()
@@ -51,7 +51,7 @@ def passes(rig: Rig, seed: int = 0) -> torch.Tensor:
             others = [o for o in own if o is not block and len(o)]
             view = [common] if block is common else [common, *others, block]
             if length:
-                feeds.append(Feed(block, start, length, view))
+                feeds.append(Chunk(block, start, length, view))
         logits.append(rig.run(feeds))
     for block in (common, *own):
         block.release()
@@ -63,8 +63,8 @@ def passes(rig: Rig, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("packed", [False, True])
 def test_it_gives_the_hooked_forwards_logits(family: str, dtype: torch.dtype, packed: bool) -> None:
     model = lean_model(family).to(dtype)
-    wanted = passes(Rig(model))
-    rig = Rig(model, lean=True)
+    wanted = passes(ModelHarness(model))
+    rig = ModelHarness(model, lean=True)
     if packed:
         rig.runner.forward.pack("none", {})  # pyright: ignore[reportAttributeAccessIssue]
     assert relative(passes(rig), wanted) < TOLERANCE[dtype]
@@ -77,7 +77,7 @@ def test_it_gives_the_hooked_forwards_logits(family: str, dtype: torch.dtype, pa
 def test_layers_in_one_call_give_what_they_give_one_by_one(
     family: str, dtype: torch.dtype, quantization: linear_packing.Quantization
 ) -> None:
-    rig = Rig(lean_model(family).to(dtype), lean=True)
+    rig = ModelHarness(lean_model(family).to(dtype), lean=True)
     forward: Any = rig.runner.forward
     forward.pack(quantization, {})
     kind = torch.int8 if quantization == "int8" else dtype
@@ -88,20 +88,23 @@ def test_layers_in_one_call_give_what_they_give_one_by_one(
 
 
 def test_it_gives_them_on_the_embedded_model(smollm_model: Any) -> None:
-    assert relative(passes(Rig(smollm_model, lean=True)), passes(Rig(smollm_model))) < 2e-5
+    assert (
+        relative(passes(ModelHarness(smollm_model, lean=True)), passes(ModelHarness(smollm_model)))
+        < 2e-5
+    )
 
 
 def test_int8_stays_close() -> None:
     model = lean_model("llama")
-    wanted = passes(Rig(model))
-    rig = Rig(model, lean=True)
+    wanted = passes(ModelHarness(model))
+    rig = ModelHarness(model, lean=True)
     rig.runner.forward.pack("int8", {})  # pyright: ignore[reportAttributeAccessIssue]
     assert 1e-4 < relative(passes(rig), wanted) < 0.1
 
 
 def test_packing_gives_the_models_own_weights_up() -> None:
     model = lean_model("qwen2")
-    rig = Rig(model, lean=True)
+    rig = ModelHarness(model, lean=True)
     rig.runner.forward.pack("none", {})  # pyright: ignore[reportAttributeAccessIssue]
     layer = model.model.layers[0]
     matrices = [*layer.self_attn.children(), layer.mlp.up_proj, layer.mlp.down_proj]
@@ -116,7 +119,7 @@ def chosen(model: Any, quantization: linear_packing.Quantization = "none") -> An
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_of_the_llama_shape_run_lean(family: str) -> None:
-    assert isinstance(chosen(lean_model(family)), LeanForward)
+    assert isinstance(chosen(lean_model(family)), FusedLlamaForward)
 
 
 def scaled_embeddings(model: Any) -> Any:
@@ -147,12 +150,12 @@ OTHER_SHAPES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("shape", list(OTHER_SHAPES))
 def test_models_of_other_shapes_run_hooked(shape: str) -> None:
-    assert isinstance(chosen(OTHER_SHAPES[shape]()), HookedForward)
+    assert isinstance(chosen(OTHER_SHAPES[shape]()), TransformersForward)
 
 
 def test_without_a_compiler_models_run_hooked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c_backend, "build_error", lambda: "no C compiler")
-    assert isinstance(chosen(lean_model("llama")), HookedForward)
+    assert isinstance(chosen(lean_model("llama")), TransformersForward)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
@@ -168,9 +171,9 @@ def test_a_checked_model_decodes_in_its_quantization(
         cache = KVCache(shapes, 16, 8)
         block = Block(cache)
         block.append(IDS)
-        rig = Rig(model)
-        rig.runner = Runner(forward, cache, windows)
-        logits.append(rig.run([Feed(block, 0, len(IDS), [block])]))
+        rig = ModelHarness(model)
+        rig.runner = ModelRunner(forward, cache, windows)
+        logits.append(rig.run([Chunk(block, 0, len(IDS), [block])]))
     assert (relative(logits[1], logits[0]) < 1e-6) == (quantization == "none")
     assert relative(logits[1], logits[0]) < 0.1
     assert replace(EngineConfig(), quantization=quantization).quantization == quantization

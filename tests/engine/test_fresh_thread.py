@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from hogwild_engine.fresh_thread import apart
+from hogwild_engine.fresh_thread import run_in_fresh_thread
 
 
 def test_the_result_comes_from_another_thread_that_has_ended() -> None:
     before = threading.active_count()
-    assert apart(threading.get_ident) != threading.get_ident()
+    assert run_in_fresh_thread(threading.get_ident) != threading.get_ident()
     assert threading.active_count() == before
 
 
@@ -21,4 +21,4 @@ def test_an_error_is_raised_where_the_work_was_asked_for(kind: type[BaseExceptio
         raise kind("no")
 
     with pytest.raises(kind, match="no"):
-        apart(fail)
+        run_in_fresh_thread(fail)

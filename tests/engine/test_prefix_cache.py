@@ -19,7 +19,7 @@ from hogwild_engine.api.errors import SessionCancelledError, SessionFailedError
 from hogwild_engine.api.events import Event, Finished
 from hogwild_engine.handle import Handle
 from hogwild_engine.loading.weights import Weights
-from rig import drawn_by_writer, model_of
+from model_harness import drawn_by_writer, model_of
 from tiny import FAMILIES, tiny_model
 from traffic import gated, outcome, pages_held, requests, wait_until
 
@@ -174,7 +174,7 @@ def test_sessions_that_start_alike_at_once_encode_it_once(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them would fit into one pass; one goes first, and the others find what it encoded."""
-    config = {"talkative": False, "max_pass_tokens": 2000}
+    config = {"talkative": False, "max_num_batched_tokens": 2000}
     engine, control = make(**config), make(**config, prefix_cache=False)
     asked = [ask(LONG + end) for end in (" One.", " Two.", " Three.", " Four.")]
     wanted = [read(control.submit(request))[0] for request in asked]
@@ -214,7 +214,7 @@ def test_pages_of_a_pass_that_failed_are_not_found(
         engine.submit(ask(LONG)).result(20)
     got, done = read(engine.submit(ask(LONG)))
     assert got == wanted
-    assert done.usage.cached_tokens == failing_pass * engine.config.max_pass_tokens
+    assert done.usage.cached_tokens == failing_pass * engine.config.max_num_batched_tokens
 
 
 # Pages run short

@@ -17,11 +17,11 @@ from hogwild_engine.api.errors import ConfigError
 from hogwild_engine.cache.block import Block
 from hogwild_engine.engine import Engine
 from hogwild_engine.loading.weights import Weights
-from hogwild_engine.step.batch import Feed, Plan
+from hogwild_engine.step.batch import Batch, Chunk
 from hogwild_engine.step.cuda_graphs import MAX_ROWS, CudaCapture, DecodeGraphs, rounded_up
-from hogwild_engine.step.model_runner import Runner
+from hogwild_engine.step.model_runner import ModelRunner
 from hogwild_engine.step.packed_batch import Sizes, pack, unpack
-from rig import Rig
+from model_harness import ModelHarness
 from tiny import tiny_model
 
 
@@ -39,13 +39,13 @@ class Replays:
         return output.fill_(torch.nan), lambda: output.copy_(work())
 
 
-def with_graphs(rig: Rig, capture: Any) -> Rig:
+def with_graphs(rig: ModelHarness, capture: Any) -> ModelHarness:
     graphs = DecodeGraphs(rig.cache.shapes[0].device, capture)
-    rig.runner = Runner(rig.runner.forward, rig.cache, rig.windows, graphs)
+    rig.runner = ModelRunner(rig.runner.forward, rig.cache, rig.windows, graphs)
     return rig
 
 
-def written(rig: Rig) -> list[Block]:
+def written(rig: ModelHarness) -> list[Block]:
     """A common block of 19 tokens and two open ones, encoded at once."""
     common, first, second = rig.block(range(100, 119)), rig.block([7, 8]), rig.block([9])
     views: Sequence[tuple[Block, Sequence[Block]]] = (
@@ -53,17 +53,19 @@ def written(rig: Rig) -> list[Block]:
         (first, [common, first]),
         (second, [common, first, second]),
     )
-    rig.run([Feed(block, 0, len(block), view) for block, view in views], all_rows=False)
+    rig.run([Chunk(block, 0, len(block), view) for block, view in views], all_rows=False)
     return [common, first, second]
 
 
-def decoded(rig: Rig, blocks: list[Block], writers: Sequence[int], token: int) -> torch.Tensor:
+def decoded(
+    rig: ModelHarness, blocks: list[Block], writers: Sequence[int], token: int
+) -> torch.Tensor:
     feeds = []
     for writer in writers:
         block = blocks[writer]
         block.append([token + writer])
         others = [other for other in blocks[1:] if other is not block]
-        feeds.append(Feed(block, len(block) - 1, 1, [blocks[0], *others, block], samples=True))
+        feeds.append(Chunk(block, len(block) - 1, 1, [blocks[0], *others, block], samples=True))
     return rig.run(feeds, all_rows=False)
 
 
@@ -71,7 +73,7 @@ def test_replayed_passes_give_the_logits_of_passes_that_run_as_they_come() -> No
     """With one writer and with two, over blocks that grow past a page."""
     capture = Replays()
     model = tiny_model("qwen2")  # one of its layers has a window
-    rigs = [Rig(model), with_graphs(Rig(model, impl="triton"), capture)]
+    rigs = [ModelHarness(model), with_graphs(ModelHarness(model, impl="triton"), capture)]
     blocks = [written(rig) for rig in rigs]
     prefill_captures = capture.captures
     for step, writers in enumerate([(1, 2), (2,), (1, 2), (1,)]):
@@ -88,7 +90,7 @@ def test_replayed_passes_give_the_logits_of_passes_that_run_as_they_come() -> No
 @pytest.mark.parametrize("family", ["llama", "qwen2", "glm4"])
 def test_cuda_graphs_give_the_logits_of_passes_that_run_as_they_come(family: str) -> None:
     model = tiny_model(family).to("cuda")
-    rigs = [Rig(model), with_graphs(Rig(model), CudaCapture())]
+    rigs = [ModelHarness(model), with_graphs(ModelHarness(model), CudaCapture())]
     blocks = [written(rig) for rig in rigs]
     for step, writers in enumerate([(1, 2), (1, 2), (2,), (1, 2), (1,), (1, 2)]):
         plain, replayed = (
@@ -99,10 +101,12 @@ def test_cuda_graphs_give_the_logits_of_passes_that_run_as_they_come(family: str
 
 
 def test_a_plan_padded_to_a_size_keeps_its_parts_and_fills_with_what_does_nothing() -> None:
-    rig = Rig(tiny_model("mistral"))
+    rig = ModelHarness(tiny_model("mistral"))
     common, own = rig.block(range(100, 117)), rig.block(range(200, 203))
-    plan = Plan()
-    plan.add_session([Feed(common, 0, 17, [common]), Feed(own, 0, 3, [common, own], samples=True)])
+    plan = Batch()
+    plan.add_session(
+        [Chunk(common, 0, 17, [common]), Chunk(own, 0, 3, [common, own], samples=True)]
+    )
     needed = Sizes.of(plan)
     sizes = rounded_up(needed)
     assert all(size >= need for size, need in zip(sizes, needed, strict=True))
@@ -117,9 +121,9 @@ def test_a_plan_padded_to_a_size_keeps_its_parts_and_fills_with_what_does_nothin
 
 def test_long_passes_run_as_they_come() -> None:
     capture = Replays()
-    rig = with_graphs(Rig(tiny_model("llama")), capture)
+    rig = with_graphs(ModelHarness(tiny_model("llama")), capture)
     block = rig.block(range(100, 100 + MAX_ROWS + 1))
-    assert rig.run([Feed(block, 0, len(block), [block])]).isfinite().all()
+    assert rig.run([Chunk(block, 0, len(block), [block])]).isfinite().all()
     assert capture.captures == 0
 
 
@@ -129,7 +133,10 @@ def test_a_model_that_cannot_be_captured_runs_as_it_comes(
     def capture(work: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    rigs = [Rig(tiny_model("llama")), with_graphs(Rig(tiny_model("llama")), capture)]
+    rigs = [
+        ModelHarness(tiny_model("llama")),
+        with_graphs(ModelHarness(tiny_model("llama")), capture),
+    ]
     plain, replayed = (decoded(rig, written(rig), (1, 2), 200) for rig in rigs)
     torch.testing.assert_close(replayed, plain)
     assert caplog.text.count("without CUDA graphs") == 1

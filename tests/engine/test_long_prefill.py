@@ -20,11 +20,11 @@ from hogwild_engine.engine import Engine
 from hogwild_engine.loading import load
 from hogwild_engine.loading.weights import Weights
 from hogwild_engine.step import batch
-from hogwild_engine.step.batch import Feed, Plan
+from hogwild_engine.step.batch import Batch, Chunk
 from hogwild_engine.step.packed_batch import Sizes, pack, unpack
 from hogwild_kernels import BlockTable
 from hogwild_kernels.cuda import varlen
-from rig import Rig
+from model_harness import ModelHarness
 from sequences import plain
 from tiny import tiny_model
 
@@ -73,8 +73,8 @@ def ranges_by_columns(table: BlockTable, rows: set[int]) -> dict[tuple[int, int]
 def test_runs_say_what_the_columns_say_in_every_window(seed: int) -> None:
     """Random passes: several sessions, feeds long and short, blocks that stand in a view twice."""
     rng = random.Random(seed)
-    rig = Rig(tiny_model("llama"), num_pages=200)
-    made = Plan()
+    rig = ModelHarness(tiny_model("llama"), num_pages=200)
+    made = Batch()
     for _ in range(rng.randint(1, 3)):
         common = rig.block(range(rng.randint(1, 60)))
         own = [rig.block(range(rng.randint(1, 70))) for _ in range(3)]
@@ -85,7 +85,7 @@ def test_runs_say_what_the_columns_say_in_every_window(seed: int) -> None:
             view = [common, *others, block] if block is not common else [common]
             if rng.random() < 0.3 and block is not common:
                 view.insert(0, common)
-            feeds.append(Feed(block, start, len(block) - start, view))
+            feeds.append(Chunk(block, start, len(block) - start, view))
         rng.shuffle(feeds)
         made.add_session(feeds)
     rows = {row for long in made.long for row in long}
@@ -100,26 +100,26 @@ def test_runs_say_what_the_columns_say_in_every_window(seed: int) -> None:
             assert (of_run == cos).all()
 
 
-def passes(rig: Rig) -> list[torch.Tensor]:
+def passes(rig: ModelHarness) -> list[torch.Tensor]:
     """Two workers decode while another session's prompt comes in, in a long and a short piece; then
     a long history behind two blocks.
     """
     common, first, second = rig.block(range(100, 119)), rig.block([7, 8]), rig.block([9])
-    rig.run([Feed(common, 0, 19, [common])])
+    rig.run([Chunk(common, 0, 19, [common])])
     prompt = rig.block(range(200, 231))
     logits = []
     for start, count in ((0, LONG + 3), (LONG + 3, 8)):
-        made = Plan()
+        made = Batch()
         feeds = [
-            Feed(first, 0, 2, [common, second, first], samples=True),
-            Feed(second, 0, 1, [common, first, second], samples=True),
+            Chunk(first, 0, 2, [common, second, first], samples=True),
+            Chunk(second, 0, 1, [common, first, second], samples=True),
         ]
         made.add_session(feeds)
-        made.add_session([Feed(prompt, start, count, [prompt], samples=True)])
+        made.add_session([Chunk(prompt, start, count, [prompt], samples=True)])
         made.sampled = list(range(len(made.tokens)))
         logits.append(rig.runner.run(made))
     history = rig.block(range(300, 330))
-    logits.append(rig.run([Feed(history, 0, 30, [common, prompt, history], samples=True)]))
+    logits.append(rig.run([Chunk(history, 0, 30, [common, prompt, history], samples=True)]))
     return logits
 
 
@@ -140,11 +140,11 @@ def test_a_long_prompt_beside_decoding_gives_the_logits_it_gives_without(
     sequence_calls: list[tuple[int, int]], family: str, impl: str
 ) -> None:
     model = tiny_model(family)
-    plain = passes(Rig(model, impl="reference", prefill="same"))
+    plain = passes(ModelHarness(model, impl="reference", prefill="same"))
     assert not sequence_calls
-    apart = passes(Rig(model, impl=impl, prefill="flash"))
+    alone = passes(ModelHarness(model, impl=impl, prefill="flash"))
     assert max(rows for rows, _ in sequence_calls) == 30
-    for got, wanted in zip(apart, plain, strict=True):
+    for got, wanted in zip(alone, plain, strict=True):
         torch.testing.assert_close(got, wanted, atol=2e-4, rtol=2e-4)
 
 
@@ -211,6 +211,6 @@ def test_auto_does_without_a_library_that_fails_the_check(
         return 2 * out, lse
 
     monkeypatch.setitem(varlen.BACKENDS, "flash", off)
-    rig = Rig(tiny_model("llama"), impl="triton")
+    rig = ModelHarness(tiny_model("llama"), impl="triton")
     assert load._prefill(rig.model, rig.runner, list(range(24)), "auto") == "same"
     assert "long prompts attend through the kernels of all other rows" in caplog.text

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hogwild_engine import Engine, Protocol, Request, SamplingParams, make_workers
 from hogwild_engine.api.events import Finished
 from hogwild_engine.sessions.draft import Draft
-from hogwild_engine.step.sampling import Drawn
-from hogwild_engine.text.chat_template import ChatFormat
+from hogwild_engine.step.sampling import SampledToken
+from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.detokenizer import Detokenizer
-from rig import Rig, Script, drawn_by_writer
+from model_harness import ModelHarness, Script, drawn_by_writer
 from streams import check_streams
 from tiny import VOCABULARY, tiny_model
 
@@ -36,11 +36,11 @@ TEXTS = st.lists(
 
 
 @pytest.fixture(scope="module")
-def rig() -> Rig:
-    return Rig(tiny_model("llama"), num_pages=256)
+def rig() -> ModelHarness:
+    return ModelHarness(tiny_model("llama"), num_pages=256)
 
 
-def pieces(chat: ChatFormat, ids: Sequence[int]) -> list[str]:
+def pieces(chat: ChatTemplate, ids: Sequence[int]) -> list[str]:
     """What a detokenizer gives out, token by token, and at the end."""
     detokenizer = Detokenizer(chat.decode, chat.hidden)
     return [*(detokenizer.add(token) for token in ids), detokenizer.flush()]
@@ -49,7 +49,7 @@ def pieces(chat: ChatFormat, ids: Sequence[int]) -> list[str]:
 @ONCE
 @given(text=TEXTS)
 def test_the_pieces_of_any_text_join_to_it_and_are_whole_characters(
-    chat: ChatFormat, text: str
+    chat: ChatTemplate, text: str
 ) -> None:
     ids = chat.encode_data(text)
     assume(chat.decode(ids) == text)
@@ -60,32 +60,32 @@ def test_the_pieces_of_any_text_join_to_it_and_are_whole_characters(
 
 @ONCE
 @given(ids=st.lists(st.integers(0, VOCABULARY - 1), max_size=24))
-def test_the_pieces_of_any_tokens_join_to_their_decode(chat: ChatFormat, ids: list[int]) -> None:
+def test_the_pieces_of_any_tokens_join_to_their_decode(chat: ChatTemplate, ids: list[int]) -> None:
     """Whatever a model draws: broken characters and control tokens included."""
     visible = [token for token in ids if token not in chat.hidden]
     assert "".join(pieces(chat, ids)) == chat.decode(visible)
 
 
-def test_an_emoji_of_several_tokens_comes_whole(chat: ChatFormat) -> None:
+def test_an_emoji_of_several_tokens_comes_whole(chat: ChatTemplate) -> None:
     ids = chat.encode("go 🦜 now")
     assert len(ids) > 4
     got = [piece for piece in pieces(chat, ids) if piece]
     assert got == ["go", " 🦜", " now"] or got == ["go", " ", "🦜", " now"]
 
 
-def test_half_an_emoji_comes_at_the_end_as_a_replacement(chat: ChatFormat) -> None:
+def test_half_an_emoji_comes_at_the_end_as_a_replacement(chat: ChatTemplate) -> None:
     ids = chat.encode("🦜")[:-1]
     *waiting, last = pieces(chat, ids)
     assert not any(waiting)
     assert last == chat.decode(ids)
 
 
-def drafted(chat: ChatFormat, ids: Sequence[int], **options: Any) -> tuple[Draft, list[str]]:
+def drafted(chat: ChatTemplate, ids: Sequence[int], **options: Any) -> tuple[Draft, list[str]]:
     """A draft that takes ``ids`` one by one, and what it shows after each."""
     draft = Draft(chat.decode, chat.hidden, base=0, start=0, **{"forced": "", **options})
     shown = []
     for token in ids:
-        draft.add(Drawn(token, 0.5))
+        draft.add(SampledToken(token, 0.5))
         shown.append(draft.show())
     return draft, shown
 
@@ -93,7 +93,7 @@ def drafted(chat: ChatFormat, ids: Sequence[int], **options: Any) -> tuple[Draft
 @ONCE
 @given(text=TEXTS, watched=st.lists(st.text(SPELLED, min_size=1, max_size=4), max_size=3))
 def test_a_draft_shows_its_text_once_and_in_order(
-    chat: ChatFormat, text: str, watched: list[str]
+    chat: ChatTemplate, text: str, watched: list[str]
 ) -> None:
     ids = chat.encode_data(text)
     assume(chat.decode(ids) == text)
@@ -106,7 +106,7 @@ def test_a_draft_shows_its_text_once_and_in_order(
 @ONCE
 @given(text=TEXTS, stop=st.text(SPELLED, min_size=1, max_size=5))
 def test_no_part_of_a_watched_string_shows_before_it_is_decided(
-    chat: ChatFormat, text: str, stop: str
+    chat: ChatTemplate, text: str, stop: str
 ) -> None:
     """However tokens cut it, nothing of a ``stop`` shows while that may yet be one."""
     draft, shown = drafted(chat, chat.encode_data(text + stop), watched=[stop], strips=False)
@@ -117,28 +117,28 @@ def test_no_part_of_a_watched_string_shows_before_it_is_decided(
         assert len(before_last) <= cut
 
 
-def test_a_draft_that_is_not_settled_shows_nothing_until_it_is(chat: ChatFormat) -> None:
-    draft, shown = drafted(chat, chat.encode(" one two three"), settled=False)
+def test_a_draft_that_is_not_settled_shows_nothing_until_it_is(chat: ChatTemplate) -> None:
+    draft, shown = drafted(chat, chat.encode(" one two three"), committed=False)
     assert not any(shown)
-    draft.settled = True
+    draft.committed = True
     assert draft.show() == "one two three"
 
 
-def test_a_rewound_draft_is_as_if_the_tokens_had_not_come(chat: ChatFormat) -> None:
+def test_a_rewound_draft_is_as_if_the_tokens_had_not_come(chat: ChatTemplate) -> None:
     ids = chat.encode(" red 🦜 green blue")
     for keep in range(len(ids)):
-        draft, _ = drafted(chat, ids, settled=False)
+        draft, _ = drafted(chat, ids, committed=False)
         draft.rewind(keep)
-        fresh, _ = drafted(chat, ids[:keep], settled=False)
+        fresh, _ = drafted(chat, ids[:keep], committed=False)
         assert (draft.text, draft.ends) == (fresh.text, fresh.ends)
         assert [d.token for d in draft.drawn] == ids[:keep]
         assert set(draft.banned()) == {ids[keep]}
         for token in ids[keep:]:
-            draft.add(Drawn(token, 0.5))
+            draft.add(SampledToken(token, 0.5))
         assert draft.text == " red 🦜 green blue"
 
 
-def test_text_that_was_forced_is_part_of_the_draft_once(chat: ChatFormat) -> None:
+def test_text_that_was_forced_is_part_of_the_draft_once(chat: ChatTemplate) -> None:
     draft, shown = drafted(chat, chat.encode(" can go."), forced=" Hi, I'm Alice. We")
     assert "".join([*shown, draft.finish()]) == draft.shown == "Hi, I'm Alice. We can go."
 
@@ -147,7 +147,11 @@ def test_text_that_was_forced_is_part_of_the_draft_once(chat: ChatFormat) -> Non
 
 
 def answer(
-    rig: Rig, chat: ChatFormat, pieces: Sequence[str | int], max_tokens: int = 500, **options: Any
+    rig: ModelHarness,
+    chat: ChatTemplate,
+    pieces: Sequence[str | int],
+    max_tokens: int = 500,
+    **options: Any,
 ) -> Finished:
     """What a single worker's session ends with, its streams checked."""
     messages = ({"role": "user", "content": "Go"},)
@@ -177,8 +181,8 @@ def answer(
     ],
 )
 def test_an_answer_ends_where_it_should_and_streams_what_it_says(
-    rig: Rig,
-    chat: ChatFormat,
+    rig: ModelHarness,
+    chat: ChatTemplate,
     pieces: tuple[str | int, ...],
     stop: tuple[str, ...],
     text: str,
@@ -191,7 +195,7 @@ def test_an_answer_ends_where_it_should_and_streams_what_it_says(
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(text=TEXTS, stop=st.sampled_from(("STOP", "🏳️‍🌈", "\n", "é", "ST")))
 def test_an_answer_is_its_text_up_to_the_first_stop_string(
-    rig: Rig, chat: ChatFormat, text: str, stop: str
+    rig: ModelHarness, chat: ChatTemplate, text: str, stop: str
 ) -> None:
     ids = chat.encode_data(text)
     assume(chat.decode(ids) == text)
@@ -199,14 +203,16 @@ def test_an_answer_is_its_text_up_to_the_first_stop_string(
     assert done.text == text.partition(stop)[0]
 
 
-def test_text_that_is_held_back_at_the_last_token_is_given_out(rig: Rig, chat: ChatFormat) -> None:
+def test_text_that_is_held_back_at_the_last_token_is_given_out(
+    rig: ModelHarness, chat: ChatTemplate
+) -> None:
     done = answer(rig, chat, [], max_tokens=2, stop=("word word!",))
     assert (done.text, done.finish_reason) == (" word word", "length")
 
 
 @pytest.mark.parametrize("cut", [1, 2])
 def test_a_character_that_the_budget_cuts_shows_as_a_replacement(
-    rig: Rig, chat: ChatFormat, cut: int
+    rig: ModelHarness, chat: ChatTemplate, cut: int
 ) -> None:
     ids = chat.encode("go 🦜")[:-cut]
     done = answer(rig, chat, ids, max_tokens=len(ids))
@@ -226,7 +232,7 @@ def test_what_workers_stream_is_what_they_drew(
         ({"role": "user", "content": "Write."},),
         workers=make_workers(3),
         layout=layout,
-        protocol=Protocol(name="x", rules="Go.", min_chars=0, guards_headers=False, stagger=1),
+        protocol=Protocol(name="x", rules="Go.", min_chars=0, forbids_headers=False, stagger=1),
         sampling=SamplingParams(temperature=1, seed=5),
         max_steps=30,
         max_tokens=20,

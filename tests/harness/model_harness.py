@@ -19,22 +19,22 @@ from hogwild_engine.api.request import Request
 from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.loading import validation
-from hogwild_engine.sessions.session import Room, Session, Turn
+from hogwild_engine.sessions.session import ScheduledStep, Session, SessionLimits
 from hogwild_engine.sessions.writer import Writer
 from hogwild_engine.step import attention_hook
-from hogwild_engine.step.batch import Feed, Plan
-from hogwild_engine.step.forward import HookedForward
-from hogwild_engine.step.fused_llama import LeanForward
-from hogwild_engine.step.model_runner import Runner
-from hogwild_engine.step.sampling import Draw, Drawn, Sampling, sample
-from hogwild_engine.text.chat_template import ChatFormat
-from hogwild_engine.text.output_parser import Reader
+from hogwild_engine.step.batch import Batch, Chunk
+from hogwild_engine.step.forward import TransformersForward
+from hogwild_engine.step.fused_llama import FusedLlamaForward
+from hogwild_engine.step.model_runner import ModelRunner
+from hogwild_engine.step.sampling import SampledToken, Sampling, SamplingRow, sample
+from hogwild_engine.text.chat_template import ChatTemplate
+from hogwild_engine.text.output_parser import OutputParser
 from oracle import Seen, attend
 
 GREEDY = Sampling(0.0, 1.0, 0, 0.0, 1.0, 0)
 
 
-class Rig:
+class ModelHarness:
     """A model and a cache of its own, in which what was never written is NaN.
 
     ``lean`` runs the forward without module calls in place of transformers' own.
@@ -57,18 +57,20 @@ class Rig:
         for group in self.cache.groups:
             group.keys.fill_(torch.nan)
             group.values.fill_(torch.nan)
-        assert not lean or LeanForward.fits(model, shapes)
-        forward = LeanForward(model, shapes, self.windows) if lean else HookedForward(model)
-        self.runner = Runner(forward, self.cache, self.windows)
+        assert not lean or FusedLlamaForward.fits(model, shapes)
+        forward = (
+            FusedLlamaForward(model, shapes, self.windows) if lean else TransformersForward(model)
+        )
+        self.runner = ModelRunner(forward, self.cache, self.windows)
 
     def block(self, tokens: Sequence[int] = ()) -> Block:
         block = Block(self.cache)
         block.append(tokens)
         return block
 
-    def run(self, feeds: Sequence[Feed], *, all_rows: bool = True) -> torch.Tensor:
+    def run(self, feeds: Sequence[Chunk], *, all_rows: bool = True) -> torch.Tensor:
         """One pass of one session; logits of all rows unless told otherwise, in float32."""
-        plan = Plan()
+        plan = Batch()
         plan.add_session(feeds)
         if all_rows:
             plan.sampled = list(range(len(plan.tokens)))
@@ -96,7 +98,7 @@ class Rig:
 def model_of(engine: Any) -> Any:
     """The model of an engine that runs transformers' own forward."""
     forward = engine._runner.forward
-    assert isinstance(forward, HookedForward)
+    assert isinstance(forward, TransformersForward)
     return forward._model
 
 
@@ -146,7 +148,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Attended]]:
 
 
 def check_attention(
-    rig: Rig,
+    rig: ModelHarness,
     calls: Sequence[Attended],
     reads: Sequence[Reads],
     *,
@@ -165,7 +167,7 @@ def check_attention(
 
 
 def _rows(
-    rig: Rig, layer: int, call: Attended, feed: Reads, first_row: int
+    rig: ModelHarness, layer: int, call: Attended, feed: Reads, first_row: int
 ) -> Iterator[torch.Tensor]:
     window = rig.windows[layer]
     own_start = sum(visible for _, visible in feed.others)
@@ -190,7 +192,7 @@ def drawn_by_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[
     """Collect the tokens that an engine draws for its one session, by number of the writer."""
     tokens: dict[int, list[int]] = {}
 
-    def record(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    def record(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledToken]:
         drawn = sample(logits, draws)
         for draw, token in zip(draws, drawn, strict=True):
             tokens.setdefault(draw.writer, []).append(token.token)
@@ -215,8 +217,8 @@ class Script:
 
     def __init__(
         self,
-        rig: Rig,
-        chat: ChatFormat,
+        rig: ModelHarness,
+        chat: ChatTemplate,
         request: Request,
         texts: Mapping[str, Iterable[str | int]],
         *,
@@ -236,7 +238,7 @@ class Script:
         for name, pieces in texts.items():
             self.say(name, *pieces)
         pool = rig.cache.pool
-        room = Room(context_len, num_pages or pool.num_pages, pool.page_size)
+        room = SessionLimits(context_len, num_pages or pool.num_pages, pool.page_size)
         self.session = Session(request, chat, GREEDY, room)
         self.names = [worker.name for worker in request.workers]
         self.session.begin(rig.cache)
@@ -252,16 +254,18 @@ class Script:
         """Let ``name`` write ``text`` in each of its paragraphs, and go on with it when rewound."""
         self._looped[name] = self.chat.encode(text)
 
-    def step(self, limit: int = 10_000, check: Callable[[Turn], None] | None = None) -> list[Event]:
+    def step(
+        self, limit: int = 10_000, check: Callable[[ScheduledStep], None] | None = None
+    ) -> list[Event]:
         """One pass; returns its events. ``check`` is called before drawn tokens are taken in."""
         turn = self.session.take(limit)
         if self._runs:
-            plan = Plan()
+            plan = Batch()
             plan.add_session(turn.feeds, turn.hidden)
             self.rig.runner.run(plan)
         if check is not None:
             check(turn)
-        drawn = [Drawn(self._next(draw.writer), 0.5) for draw in turn.draws]
+        drawn = [SampledToken(self._next(draw.writer), 0.5) for draw in turn.draws]
         told = self.session.advance(drawn)
         self.events += told
         self.turns += 1
@@ -302,12 +306,12 @@ class Script:
 
 def thinking_answer(pieces: Sequence[str]) -> tuple[list[Any], Any]:
     """What a lone thinking model that writes ``pieces`` answers: in chunks, and whole."""
-    reader, reply = Reader(None, thinks=True), Reply("r", "thinker", False, "write")
+    parser, reply = OutputParser(None, thinks=True), Reply("r", "thinker", False, "write")
     told: list[Event] = []
     for number, piece in enumerate([*pieces, ""]):
-        for kind, text, _ in reader.feed(piece, final=number == len(pieces)):
+        for kind, text, _ in parser.feed(piece, final=number == len(pieces)):
             told.append(ThoughtToken(text) if kind == "thought" else AnswerToken(text))
     usage = Usage(answer_tokens=9, thought_tokens=4)
-    told.append(Finished(reader.text, "stop", (), usage, seed=1, thought=reader.thought))
+    told.append(Finished(parser.text, "stop", (), usage, seed=1, thought=parser.thought))
     chunks = [chunk for event in told if (chunk := reply.chunk(event))]
     return chunks, Reply("r", "thinker", False, "write").message(cast(Finished, told[-1]))
