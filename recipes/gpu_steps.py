@@ -17,7 +17,7 @@ from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.loading import validation
 from hogwild_engine.step import attention_hook
-from hogwild_engine.step.batch import Batch, Chunk
+from hogwild_engine.step.batch import Chunk, build_batch
 from hogwild_engine.step.cuda_graphs import CudaCapture, DecodeGraphs
 from hogwild_engine.step.forward import TransformersForward
 from hogwild_engine.step.model_runner import ModelRunner
@@ -82,19 +82,20 @@ class Bench:
         """Seconds of one step: plan, pass, greedy tokens on the host."""
         common = Block(self.cache)
         common.append([1] * context)
+        common.publish()
         blocks = [Block(self.cache) for _ in range(workers)]
 
         def step() -> None:
             feeds = []
             for block in blocks:
                 block.append([1])
+                block.publish()
+            for block in blocks:
                 others = [other for other in blocks if other is not block]
                 feeds.append(
                     Chunk(block, len(block) - 1, 1, [common, *others, block], samples=True)
                 )
-            plan = Batch()
-            plan.add_session(feeds)
-            self.runner.run(plan).argmax(dim=-1).tolist()
+            self.runner.run(build_batch([feeds])).argmax(dim=-1).tolist()
 
         try:
             return _mean_s(step, rounds)

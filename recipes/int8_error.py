@@ -29,7 +29,7 @@ from hogwild_engine.loading import weights
 from hogwild_engine.loading.calibration_text import CALIBRATION_TEXT
 from hogwild_engine.loading.load import LoadedModel, check
 from hogwild_engine.step import attention_hook
-from hogwild_engine.step.batch import Batch, Chunk
+from hogwild_engine.step.batch import Chunk, build_batch
 from hogwild_engine.step.model_runner import ModelRunner
 from hogwild_engine.text.chat_template import ChatTemplate
 
@@ -88,10 +88,9 @@ class Reader:
 
     def logits(self, block: Block, start: int, count: int) -> torch.Tensor:
         """Encode ``count`` tokens of ``block`` and give the logits after each."""
-        plan = Batch()
-        plan.add_session([Chunk(block, start, count, [block])])
-        plan.sampled = list(range(count))
-        return self._runner.run(plan).float()
+        batch = build_batch([[Chunk(block, start, count, [block])]])
+        batch.logit_indices = list(range(count))
+        return self._runner.run(batch).float()
 
     def answer(self, question: str, num_tokens: int) -> Text:
         prompt = self.chat.render([{"role": "user", "content": question}])

@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import psutil
@@ -20,7 +21,6 @@ from hogwild_engine.api.errors import (
     HogwildError,
     NoChatTemplateError,
     RequestError,
-    SessionCancelledError,
     SessionFailedError,
     require,
 )
@@ -34,9 +34,10 @@ from hogwild_engine.loading.calibration_text import CALIBRATION_TEXT
 from hogwild_engine.loading.load import LoadedModel
 from hogwild_engine.loading.load import check as checked_model
 from hogwild_engine.scheduler import Scheduler
-from hogwild_engine.sessions.session import Session, SessionLimits
+from hogwild_engine.sessions.budget import SessionLimits
+from hogwild_engine.sessions.session import Cancel, Session
 from hogwild_engine.step import attention_hook
-from hogwild_engine.step.batch import Batch
+from hogwild_engine.step.batch import build_batch
 from hogwild_engine.step.cuda_graphs import CudaCapture, DecodeGraphs
 from hogwild_engine.step.model_runner import ModelRunner
 from hogwild_engine.step.sampling import Sampling, sample
@@ -128,10 +129,11 @@ class Engine:
         self._runner = ModelRunner(checked.forward, self._cache, checked.windows, graphs)
         self._scheduler = Scheduler(self._cache, config.max_num_batched_tokens)
         self._handles: dict[Session, Handle] = {}
-        self._inbox: deque[tuple[str, Session]] = deque()
+        self._submitted: deque[Session] = deque()
+        self._has_messages = False
         self._wake = threading.Condition()
         self._closed = False
-        self._meter = StepTimer()
+        self._timer = StepTimer()
         self._counts = dict.fromkeys(("prompt", "cached", "worker", "answer", "forced"), 0)
         self._thread = threading.Thread(target=self._run, name="hogwild-engine", daemon=True)
         self._working: threading.Thread | None = None
@@ -213,16 +215,17 @@ class Engine:
             RequestError: the template refuses the messages.
             NoChatTemplateError: the model's tokenizer has no chat template.
         """
-        room = SessionLimits(self.context_len, self._cache.pool.num_pages, self.config.page_size)
-        session = Session(request, self.chat, self._decide(request.sampling), room)
-        handle = Handle(secrets.token_hex(8), lambda: self._tell("cancel", session))
+        limits = SessionLimits(self.context_len, self._cache.pool.num_pages, self.config.page_size)
+        sampling = self._decide(request.sampling)
+        session = Session(request, self.chat, sampling, self._cache, limits)
+        handle = Handle(secrets.token_hex(8), lambda: self._send(session, Cancel()))
         with self._wake:
             if self._closed:
                 raise EngineClosedError(
                     "engine: wanted an open one, got a closed one; make a new one"
                 )
             self._handles[session] = handle
-            self._inbox.append(("add", session))
+            self._submitted.append(session)
             self._wake.notify()
         return handle
 
@@ -247,7 +250,7 @@ class Engine:
             cache_bytes=pool.num_pages * pool.page_size * self._cache.bytes_per_token,
             sessions=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            **self._meter.work._asdict(),
+            **self._timer.work._asdict(),
             prompt_tokens=counts["prompt"],
             cached_tokens=counts["cached"],
             worker_tokens=counts["worker"],
@@ -271,17 +274,16 @@ class Engine:
 
     # The engine's threads: one that waits, and while there is work another one
 
-    def _tell(self, word: str, session: Session) -> None:
+    def _send(self, session: Session, message: Cancel) -> None:
         with self._wake:
-            self._inbox.append((word, session))
+            session.send(message)
+            self._has_messages = True
             self._wake.notify()
 
     def _run(self) -> None:
         try:
             while self._wait():
-                run_in_fresh_thread(
-                    self._work_off
-                )  # an idle engine keeps no helpers that would slow others
+                run_in_fresh_thread(self._work)  # OpenMP's workers end with that thread
         finally:
             with self._wake:
                 self._closed = True
@@ -289,85 +291,89 @@ class Engine:
                 self._end(session, EngineClosedError("the engine was closed; make a new one"))
 
     def _wait(self) -> bool:
-        """Sleep until callers say something. ``False`` once closed."""
+        """Sleep until there is something to do. ``False`` once closed."""
         with self._wake:
-            while not (self._closed or self._inbox):
+            while not (self._closed or self._submitted or self._has_messages):
                 self._wake.wait()
-        self._meter.wake()
+        self._timer.wake()
         return not self._closed
 
-    def _work_off(self) -> None:
-        """Make passes until there is nothing to do for a while."""
+    def _work(self) -> None:
+        """Make steps until there is nothing to do for a while."""
         self._working = threading.current_thread()
         if self.config.num_threads is not None:
             torch.set_num_threads(self.config.num_threads)
-        while self._read_inbox():
+        while self._receive():
             try:
                 for session in self._scheduler.admit():
                     self._begin(session)
-                self._pass()
+                self._step()
             except Exception as error:  # a fault of our own must not leave readers waiting
                 for session in list(self._handles):
                     self._fail(session, error)
 
-    def _read_inbox(self) -> bool:
-        """Take in what callers said. ``False`` once closed, or after `LINGER_S` without work."""
+    def _receive(self) -> bool:
+        """Take in new sessions, and let all read their inboxes.
+
+        Returns:
+            ``False`` once closed, or after `LINGER_S` without work.
+        """
         with self._wake:
-            if not (self._closed or self._inbox or self._scheduler.has_work):
+            idle = not (self._closed or self._submitted or self._has_messages)
+            if idle and not self._scheduler.has_work:
                 self._wake.wait(LINGER_S)
-                self._meter.wake()
-            told = list(self._inbox)
-            self._inbox.clear()
-        for word, session in told:
-            if session not in self._handles:  # it is over already
-                continue
-            if word == "add":
-                self._scheduler.add(session)
-            else:
-                self._end(session, SessionCancelledError("the session was cancelled"))
+                self._timer.wake()
+            submitted, has_messages = list(self._submitted), self._has_messages
+            self._submitted.clear()
+            self._has_messages = False
+        for session in submitted:
+            self._scheduler.add(session)
+        for session in list(self._handles) if has_messages else ():
+            try:
+                session.read_inbox()
+            except HogwildError as error:
+                self._end(session, error)
         return self._scheduler.has_work and not self._closed
 
     def _begin(self, session: Session) -> None:
         try:
-            session.begin(self._cache)
+            session.begin()
         except Exception as error:
             self._fail(session, error)
         else:
-            self._hand_over(session, session.drain())
+            self._hand_over(session, session.drain_events())
 
-    def _pass(self) -> None:
-        """Schedule, run, postprocess."""
-        turns = self._scheduler.pick()
-        if not turns:
-            assert not self._scheduler.running, "a session runs but owes no token"
+    def _step(self) -> None:
+        """Make one step: schedule, forward, sample, postprocess."""
+        scheduled = self._scheduler.schedule()
+        if not scheduled:
+            assert not self._scheduler.running, "a session runs but has no pending token"
             return
         try:
-            plan = Batch()
-            for _, turn in turns:
-                plan.add_session(turn.feeds, turn.hidden)
-            logits = self._runner.run(plan)
-            draws = [draw for _, turn in turns for draw in turn.draws]
-            drawn = sample(logits, draws) if draws else []
+            batch = build_batch([step.chunks for step in scheduled])
+            logits = self._runner.run(batch)
+            rows = [row for step in scheduled for row in step.rows]
+            sampled = iter(sample(logits, rows) if rows else [])
         except Exception as error:
-            for session, _ in turns:
-                self._fail(session, error)
+            for step in scheduled:
+                self._fail(step.session, error)
             return
-        self._meter.add_step(len(plan.tokens), self._runner.forward_s)
-        for session, turn in turns:
-            mine, drawn = drawn[: len(turn.draws)], drawn[len(turn.draws) :]
+        self._timer.add_step(len(batch.tokens), self._runner.forward_s)
+        for session, _, rows in scheduled:
+            tokens = list(islice(sampled, len(rows)))
             try:
-                events = session.advance(mine)
+                events = session.postprocess(tokens)
             except Exception as error:
                 self._fail(session, error)
             else:
                 self._hand_over(session, events)
 
     def _hand_over(self, session: Session, events: list[Event]) -> None:
-        if not events and session.finished is None:
+        if not events:
             return
         handle = self._handles[session]
-        if session.finished is not None:
-            usage = session.finished.usage
+        if finished := session.finished:
+            usage = finished.usage
             self._counts["prompt"] += usage.prompt_tokens
             self._counts["cached"] += usage.cached_tokens
             self._counts["worker"] += sum(usage.worker_tokens.values())

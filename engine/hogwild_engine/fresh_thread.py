@@ -1,7 +1,8 @@
-"""Work in a thread that ends with it.
+"""Run a function in a thread of its own, so that its OpenMP workers end with it.
 
-OpenMP keeps helpers for every thread that computed. Where these are more than the cores, all of
-them sleep between two operations, and waking them costs a decoding step a quarter of its time.
+OpenMP keeps a team of workers for every thread that has computed anything. If all teams together
+are larger than the machine, workers sleep between two operations, and waking them costs a decoding
+step a quarter of its time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 
 def run_in_fresh_thread(work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread of its own and wait for it; its result or error comes back."""
+    """Call ``work`` in a new thread, wait for it, and return its result or raise its error."""
     done: list[T] = []
     failed: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""A caller's end of a session: events across threads, blocking or asynchronous, and cancel."""
+"""A caller's end of a session: read its events from any thread or event loop, and cancel it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hogwild_engine.api.events import Event, Failed, Finished
 
 
 class Handle:
-    """Reads one session's events. A slow reader never delays the engine: events queue here.
+    """Reads one session's events. Events queue here, so a slow reader never delays the engine.
 
     Args:
-        id: names the session.
-        cancel: tells the engine to end it.
+        id: identifies the session.
+        cancel: asks the engine to end it.
     """
 
     def __init__(self, id: str, cancel: Callable[[], None]) -> None:
@@ -35,7 +35,7 @@ class Handle:
         self._cancel()
 
     def __iter__(self) -> Iterator[Event]:
-        """Events as they come, the last one `Finished`.
+        """Yield events as they come, the last one `Finished`.
 
         Raises:
             HogwildError: the session failed or was cancelled.
@@ -47,13 +47,14 @@ class Handle:
                 return
 
     def result(self, timeout_s: float | None = None) -> Finished:
-        """Read on to the end.
+        """Read all remaining events and return the last one.
 
         Args:
-            timeout_s: seconds to wait; the session runs on when they are over.
+            timeout_s: seconds to wait; ``None`` waits without a limit. The session runs on after
+                a timeout.
 
         Raises:
-            TimeoutError: the time is over.
+            TimeoutError: the session is not finished in time.
             HogwildError: the session failed or was cancelled.
         """
         deadline = None if timeout_s is None else monotonic() + timeout_s
@@ -63,13 +64,13 @@ class Handle:
                 return event
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """As `__iter__`, without blocking the running event loop."""
+        """Yield events as `__iter__` does, without blocking the running event loop."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
             try:
                 loop.call_soon_threadsafe(changed.set)
-            except RuntimeError:  # the loop is closed: nobody reads any more
+            except RuntimeError:  # the loop is closed, and its reader with it
                 self._cancel()
 
         self._wake = wake
@@ -86,7 +87,7 @@ class Handle:
             self._wake = None
 
     def push(self, events: Iterable[Event]) -> None:
-        """The engine's end: hand events over."""
+        """Add events; called by the engine."""
         with self._changed:
             self._events.extend(events)
             self._changed.notify_all()
@@ -103,7 +104,7 @@ class Handle:
             return self._take()
 
     def _take(self) -> Event:
-        """The next event; the last one stays, for whoever reads again."""
+        """Return the next event. The last one stays, so that it can be read again."""
         event = self._events[0]
         if not isinstance(event, Finished | Failed):
             self._events.popleft()

@@ -1,6 +1,4 @@
-"""Which sessions share the next pass. Sessions are picked, never workers: those of one session run
-together.
-"""
+"""Which sessions share the next step. The workers of one session always run together."""
 
 from __future__ import annotations
 
@@ -9,20 +7,24 @@ from collections import deque
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.sessions.session import ScheduledStep, Session
 
-SHARE = 8
-"""Beside sessions that decode, prompts get one in so many of a pass's tokens."""
+PREFILL_SHARE = 8
+"""Beside sessions that decode, prompts get one in so many of a step's tokens."""
 
 
 class Scheduler:
     """Sessions that wait for pages, and sessions that run.
 
-    A session is admitted when the most pages that it can ever hold are not set aside for others, so
+    A session is admitted when the most pages that it can ever hold are not reserved for others, so
     that what it writes depends on no other session.
+
+    Args:
+        cache: its pool has the pages.
+        max_num_batched_tokens: most prompt tokens in a step.
     """
 
     def __init__(self, cache: KVCache, max_num_batched_tokens: int) -> None:
         self._cache = cache
-        self._max_pass_tokens = max_num_batched_tokens
+        self._max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Session] = deque()
         self.running: list[Session] = []
 
@@ -35,7 +37,7 @@ class Scheduler:
         self.waiting.append(session)
 
     def remove(self, session: Session) -> None:
-        """Forget a session and take its pages back."""
+        """Forget a session and free its pages."""
         session.release()
         if session in self.running:
             self.running.remove(session)
@@ -45,53 +47,57 @@ class Scheduler:
     def admit(self) -> list[Session]:
         """Let waiting sessions run, first come first served, as far as pages last."""
         admitted = []
-        set_aside = sum(session.num_pages for session in self.running)
+        reserved = sum(session.num_pages for session in self.running)
         while self.waiting:
-            set_aside += self.waiting[0].num_pages
-            if set_aside > self._cache.pool.num_pages:
+            reserved += self.waiting[0].num_pages
+            if reserved > self._cache.pool.num_pages:
                 break
             session = self.waiting.popleft()
             self.running.append(session)
             admitted.append(session)
         return admitted
 
-    def pick(self) -> list[tuple[Session, ScheduledStep]]:
-        """The next pass: all sessions that decode, and beside them a bounded share of prompts, so
-        that the time between two tokens stays bounded too.
+    def schedule(self) -> list[ScheduledStep]:
+        """Return the next step: all sessions that decode, and a bounded share of prompts beside
+        them, which bounds the time between two tokens.
         """
         decoding = [session for session in self.running if not session.is_prefill]
-        limits = {session: session.num_owed for session in decoding}
-        limits |= self._share(self._max_pass_tokens // (SHARE if decoding else 1) or 1)
-        turns = [(session, session.take(limit)) for session, limit in limits.items()]
-        return [(session, turn) for session, turn in turns if turn.feeds]
+        limits = {session: session.num_pending for session in decoding}
+        limits |= self._share(self._max_num_batched_tokens // (PREFILL_SHARE if decoding else 1))
+        steps = [session.schedule(limit) for session, limit in limits.items()]
+        return [step for step in steps if step.chunks]
 
-    def _share(self, room: int) -> dict[Session, int]:
-        """Prompt tokens of each session in the next pass: half of the room for the oldest session,
-        whose turn therefore comes, the rest for those that have the least to do.
+    def _share(self, budget: int) -> dict[Session, int]:
+        """Return how many prompt tokens of each session the next step takes.
+
+        Half of the budget is the oldest session's, so that none starves; the rest goes to those
+        that have the least left.
         """
-        prompts = self._prompts()
-        limits = {session: min(session.num_owed, -(-room // 2)) for session in prompts[:1]}
-        room -= sum(limits.values())
-        for session in sorted(prompts, key=lambda session: session.num_owed):
-            given = limits.get(session, 0)
-            more = min(session.num_owed - given, room)
+        budget = max(budget, 1)
+        prefilling = self._prefilling()
+        limits = {session: min(session.num_pending, -(-budget // 2)) for session in prefilling[:1]}
+        budget -= sum(limits.values())
+        for session in sorted(prefilling, key=lambda session: session.num_pending):
+            granted = limits.get(session, 0)
+            more = min(session.num_pending - granted, budget)
             if more > 0:
-                limits[session] = given + more
-                room -= more
+                limits[session] = granted + more
+                budget -= more
         return limits
 
-    def _prompts(self) -> list[Session]:
-        """Sessions in prefill, oldest first. Of those that would encode the same page only the
-        first: the others find it afterwards.
+    def _prefilling(self) -> list[Session]:
+        """Return the sessions in prefill, oldest first.
+
+        Of those that would encode the same page only the first: the others find it afterwards.
         """
-        prompts: list[Session] = []
-        begun: set[bytes] = set()
+        prefilling: list[Session] = []
+        keys: set[bytes] = set()
         for session in self.running:
             if session.is_prefill:
                 session.reuse_prefix()
-                key = session.next_key
-                if key is None or key not in begun:
-                    prompts.append(session)
+                key = session.next_prefix_key
+                if key is None or key not in keys:
+                    prefilling.append(session)
                 if key is not None:
-                    begun.add(key)
-        return prompts
+                    keys.add(key)
+        return prefilling

@@ -1,4 +1,4 @@
-"""How many passes an engine has made, and how long they took. Knows no sessions."""
+"""How many steps an engine has made, and how long they took. Knows no sessions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Work(NamedTuple):
     """What an engine has done so far.
 
     Args:
-        steps: forward passes.
+        steps: forward steps.
         encoded_tokens: tokens that went through the model.
         forward_s: seconds inside the model's forward; on a CUDA device, until it is launched.
-        busy_s: seconds from pass to pass, waits for something to do left out.
+        busy_s: seconds from step to step, idle time left out.
     """
 
     steps: int = 0
@@ -23,18 +23,18 @@ class Work(NamedTuple):
 
 
 class StepTimer:
-    """Adds up passes. Another thread may read ``work`` at any time: it is replaced whole."""
+    """Adds up steps. ``work`` is replaced whole, so that other threads may read it at any time."""
 
     def __init__(self) -> None:
         self.work = Work()
         self._since = time.perf_counter()
 
     def wake(self) -> None:
-        """There is something to do again: the time before does not count."""
+        """Leave out the time until now: the engine was idle."""
         self._since = time.perf_counter()
 
     def add_step(self, tokens: int, forward_s: float) -> None:
-        """A pass is over; its time runs from the last one's end, or from `wake`."""
+        """Add a step that ends now. It began at the end of the last one, or at `wake`."""
         now = time.perf_counter()
         steps, encoded, forward, busy = self.work
         self.work = Work(steps + 1, encoded + tokens, forward + forward_s, busy + now - self._since)

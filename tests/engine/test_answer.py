@@ -14,6 +14,7 @@ from hogwild_engine import Worker, make_workers
 from hogwild_engine.api.events import Step
 from hogwild_engine.api.layout import LAYOUTS
 from hogwild_engine.api.protocol import BOXED_PROMPT, CODE, INSTRUCT, PAPER
+from hogwild_engine.sessions.session import ScheduledStep
 from hogwild_engine.text.chat_template import ChatTemplate
 from model_harness import Script
 from session_harness import END, PROSE, TASK, SessionHarness, done, ends
@@ -26,9 +27,8 @@ def test_the_finisher_closes_the_turn_and_asks_for_the_answer(stage: SessionHarn
     protocol = replace(PROSE, final_question="Sum up, please.")
     script = stage.script({"": [" Well", END]}, protocol=protocol, max_steps=2)
     script.run()
-    answer = script.session._answer
-    assert answer is not None
-    assert script.chat.decode(answer.block.tokens) == (
+    answer = script.answer
+    assert script.chat.decode(answer.writer.block.tokens) == (
         "<|im_end|>\n<|im_start|>user\nSum up, please.<|im_end|>\n<|im_start|>assistant\n Well"
     )
     assert done(script).text == "Well"
@@ -42,10 +42,9 @@ def test_the_finisher_closes_thinking_where_the_template_thinks(
     chat = ChatTemplate(thinker, "thinker", [END])
     script = stage.script({"": [" Well", END]}, chat=chat, max_steps=2)
     script.run()
-    answer = script.session._answer
-    assert answer is not None
-    assert chat.decode(answer.block.tokens) == "</think>\n\n Well"
-    common = chat.decode(script.parallel._parts.common.tokens)
+    answer = script.answer
+    assert chat.decode(answer.writer.block.tokens) == "</think>\n\n Well"
+    common = chat.decode(script.parallel.shared.common.tokens)
     assert common.endswith("<|im_start|>assistant\n<think>\n\n")
 
 
@@ -75,16 +74,15 @@ def test_a_header_in_the_answer_is_rewound_and_banned(stage: SessionHarness) -> 
 
     def check(turn: Any) -> None:
         if script.answering:
-            banned.extend(set(draw.banned) - script.chat.structural for draw in turn.draws)
+            banned.extend(set(draw.banned) - script.chat.structural for draw in turn.rows)
 
     while script.session.finished is None:
         script.step(check=check)
     assert done(script).text == "So\n\n it is"
     stars = set(script.chat.encode("**"))
     assert [tokens for tokens in banned if tokens] == [stars]
-    answer = script.session._answer
-    assert answer is not None
-    assert script.chat.decode(answer.block.tokens).endswith(" So\n\n it is")
+    answer = script.answer
+    assert script.chat.decode(answer.writer.block.tokens).endswith(" So\n\n it is")
     check_streams(script.events)
 
 
@@ -113,9 +111,8 @@ def test_a_team_is_asked_for_a_call_before_results_and_for_words_after_them(
         settings = {"protocol": INSTRUCT, "max_steps": 1, **options}
         script = stage.script({"": [" So", END]}, messages=messages, **settings)
         script.run()
-        answer = script.session._answer
-        assert answer is not None
-        tokens = script.parallel._parts.common.tokens + answer.block.tokens
+        answer = script.answer
+        tokens = script.parallel.shared.common.tokens + answer.writer.block.tokens
         return script.chat.decode(tokens)
 
     before = told(TASK, tools=tools)
@@ -146,9 +143,8 @@ def test_an_arrival_teams_answer_has_no_white_space_at_its_ends(stage: SessionHa
 def test_the_answers_repetition_penalty_counts_the_prompt(stage: SessionHarness) -> None:
     script = stage.script({"": [" So", END]}, max_steps=1)
     script.run()
-    answer = script.session._answer
-    assert answer is not None
-    wanted = set(script.session._prompt.tokens) | set(script.chat.encode(" So"))
+    answer = script.answer
+    wanted = set(script.session._context.prompt.tokens) | set(script.chat.encode(" So"))
     assert answer.writer.seen == wanted
 
 
@@ -158,7 +154,7 @@ def test_the_answer_sees_every_paragraph_and_open_text(stage: SessionHarness) ->
 
     def check(turn: Any) -> None:
         if script.answering:
-            views.extend(feed.view for feed in turn.feeds if feed.samples)
+            views.extend(feed.view for feed in turn.chunks if feed.samples)
 
     while script.session.finished is None:
         script.step(check=check)
@@ -211,7 +207,7 @@ def test_rules_stand_where_the_protocol_puts_them(stage: SessionHarness) -> None
     def prompt(position: Any) -> str:
         protocol = replace(PROSE, rules="{names} ({count}) work.{roles}", rules_position=position)
         script = stage.script(messages=messages, workers=workers, protocol=protocol)
-        return script.chat.decode(script.parallel._parts.common.tokens)
+        return script.chat.decode(script.parallel.shared.common.tokens)
 
     rules = "Ann and Ben (2) work.\n\nRoles:\n- Ann: checks {name}"
     assert f"user\nLast.\n\n{rules}<|im_end|>" in prompt("after_task")
@@ -234,7 +230,7 @@ def test_rules_join_content_that_comes_in_parts(
     protocol = replace(PROSE, rules="Rules.", rules_position=position)
     chat = ChatTemplate(parted, "parted", [END])
     script = stage.script(chat=chat, messages=messages, protocol=protocol, answer="join")
-    prompt = script.chat.decode(script.parallel._parts.common.tokens)
+    prompt = script.chat.decode(script.parallel.shared.common.tokens)
     assert (
         prompt.strip()
         == {
@@ -248,25 +244,31 @@ def test_rules_join_content_that_comes_in_parts(
 def test_every_first_paragraph_starts_after_a_blank_line(stage: SessionHarness) -> None:
     for protocol in (PROSE, replace(PROSE, history_header="### Past steps\n\n"), PAPER):
         script = stage.script(protocol=protocol)
-        common = script.chat.decode(script.parallel._parts.common.tokens)
+        common = script.chat.decode(script.parallel.shared.common.tokens)
         assert common.endswith("\n\n")
         assert not common.endswith("\n\n\n")
 
 
-# The log of passes
+# What is encoded
 
 
-def test_the_log_holds_who_wrote_what_in_which_pass(stage: SessionHarness) -> None:
+def test_every_token_is_encoded_once(stage: SessionHarness) -> None:
     script = stage.script({"Alice": [" a b"], "Bob": [" c.\n\n"]}, max_steps=6, max_tokens=2)
-    script.run()
-    log = script.session._ledger.log
-    assert [entry.number for entry in log] == sorted(entry.number for entry in log)
-    assert log[-1].number == script.session.usage().forward_steps - 1
-    by_alice = [token for entry in log if entry.writer == 0 for token in entry.tokens]
+    by_alice: list[int] = []
+    encoded = 0
+
+    def check(scheduled: ScheduledStep) -> None:
+        nonlocal encoded
+        encoded += sum(chunk.count for chunk in scheduled.chunks)
+        for block, start, count in ((c.block, c.start, c.count) for c in scheduled.chunks):
+            if block is script.writers[0].block:
+                by_alice.extend(block.tokens[start : start + count])
+
+    while script.session.finished is None:
+        script.step(check=check)
     assert script.chat.decode(by_alice) == "**Alice [1]:** a b" + " word" * 4
-    encoded = sum(len(entry.tokens) for entry in log)
     usage = done(script).usage
-    # Not encoded: the answer's last token. Bob's blank line is drawn, then encoded in the history.
+    # Not encoded: the answer's last token. Bob's blank line is encoded in the history.
     assert encoded == usage.prompt_tokens + usage.forced_tokens + usage.output_tokens - 1
 
 
@@ -277,12 +279,12 @@ def check_consistent(script: Script) -> None:
     """Blocks hold what drafts say, and nothing that was rewound, cut or moved."""
     for writer in script.writers:
         draft = writer.draft
-        if draft is None or script.parallel._stream is not None:
+        if draft is None or script.parallel.layout.single_stream:
             continue
         header = script.parallel.protocol.header_for(writer.name, writer.paragraph)
         opening = script.chat.decode(writer.block.tokens[draft.start : draft.base])
         assert opening.endswith(header + draft.forced)
-        assert writer.block.tokens[draft.base :] == [d.token for d in draft.drawn]
+        assert writer.block.tokens[draft.base :] == [d.token for d in draft.sampled]
         assert draft.shown == "" or draft.committed
         assert draft.text.lstrip().startswith(draft.shown)
 
@@ -318,7 +320,7 @@ def test_whatever_workers_write_a_session_ends_and_is_consistent(
         texts,
         protocol=protocol,
         workers=workers,
-        layout=rng.choice(LAYOUTS),
+        layout=LAYOUTS[rng.choice(list(LAYOUTS))].name,
         sync_interval=rng.choice((1, 1, 3, None)),
         answer=rng.choice(("write", "join")),
         stop=rng.choice(((), ("STOP",))),

@@ -155,16 +155,14 @@ def test_every_token_is_written_once_however_many_workers_read_it(
     slots_used: set[int] = set()
 
     def check(turn: ScheduledStep) -> None:
-        new = {slot for f in turn.feeds for slot in f.block.slots(f.start, f.start + f.count)}
-        assert len(new) == sum(f.count for f in turn.feeds)
+        new = {slot for f in turn.chunks for slot in f.block.slots(f.start, f.start + f.count)}
+        assert len(new) == sum(f.count for f in turn.chunks)
         slots_used.update(new)
         for keys, values in rig.cache.layers:
             for pages in (keys, values):
                 written = (~pages.isnan()).all(-1).all(-1).flatten().nonzero()[:, 0].tolist()
                 assert set(written) <= slots_used | moved
-        blocks = [script.parallel._parts.common, *script.parallel.blocks]
-        if (answer := script.session._answer) is not None:
-            blocks.append(answer.block)
+        blocks = script.session.phase.blocks
         pages = [page for block in blocks for page in block.pages]
         assert len(pages) == len(set(pages))
         size = rig.cache.pool.page_size
@@ -174,6 +172,6 @@ def test_every_token_is_written_once_however_many_workers_read_it(
     moved: set[int] = set()
     while script.session.finished is None:
         script.step(check=check)
-        common = script.parallel._parts.common
+        common = script.parallel.shared.common
         moved.update(common.slots(0, len(common)))
     assert script.parallel.history

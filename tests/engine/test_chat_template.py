@@ -286,7 +286,7 @@ def test_workers_cannot_draw_structure_but_their_end_of_turn(
 
     def check(turn: Any) -> None:
         if not script.answering:
-            for draw in turn.draws:
+            for draw in turn.rows:
                 assert set(draw.banned) == chat.structural - chat.ends
 
     while script.session.finished is None:

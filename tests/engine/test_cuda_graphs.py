@@ -17,11 +17,11 @@ from hogwild_engine.api.errors import ConfigError
 from hogwild_engine.cache.block import Block
 from hogwild_engine.engine import Engine
 from hogwild_engine.loading.weights import Weights
-from hogwild_engine.step.batch import Batch, Chunk
+from hogwild_engine.step.batch import Chunk
 from hogwild_engine.step.cuda_graphs import MAX_ROWS, CudaCapture, DecodeGraphs, rounded_up
 from hogwild_engine.step.model_runner import ModelRunner
 from hogwild_engine.step.packed_batch import Sizes, pack, unpack
-from model_harness import ModelHarness
+from model_harness import ModelHarness, batch_of
 from tiny import tiny_model
 
 
@@ -53,7 +53,7 @@ def written(rig: ModelHarness) -> list[Block]:
         (first, [common, first]),
         (second, [common, first, second]),
     )
-    rig.run([Chunk(block, 0, len(block), view) for block, view in views], all_rows=False)
+    rig.run([Chunk(block, 0, len(block), view) for block, view in views], all_logits=False)
     return [common, first, second]
 
 
@@ -66,7 +66,7 @@ def decoded(
         block.append([token + writer])
         others = [other for other in blocks[1:] if other is not block]
         feeds.append(Chunk(block, len(block) - 1, 1, [blocks[0], *others, block], samples=True))
-    return rig.run(feeds, all_rows=False)
+    return rig.run(feeds, all_logits=False)
 
 
 def test_replayed_passes_give_the_logits_of_passes_that_run_as_they_come() -> None:
@@ -103,10 +103,7 @@ def test_cuda_graphs_give_the_logits_of_passes_that_run_as_they_come(family: str
 def test_a_plan_padded_to_a_size_keeps_its_parts_and_fills_with_what_does_nothing() -> None:
     rig = ModelHarness(tiny_model("mistral"))
     common, own = rig.block(range(100, 117)), rig.block(range(200, 203))
-    plan = Batch()
-    plan.add_session(
-        [Chunk(common, 0, 17, [common]), Chunk(own, 0, 3, [common, own], samples=True)]
-    )
+    plan = batch_of([Chunk(common, 0, 17, [common]), Chunk(own, 0, 3, [common, own], samples=True)])
     needed = Sizes.of(plan)
     sizes = rounded_up(needed)
     assert all(size >= need for size, need in zip(sizes, needed, strict=True))

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from hogwild_engine.api.layout import (
-    LAYOUTS,
-    LayoutName,
-    Parts,
-    moves_paragraphs,
-    shows_headers,
-    view,
-)
+from hogwild_engine.api.layout import LAYOUTS, Layout, SharedBlocks
 
-PARTS = Parts("prompt+history", "others:", "<...>", "own:")
-BARE = Parts("prompt+history", None, None, None)
+SHARED = SharedBlocks("prompt+history", "others:", "<...>", "own:")
+BARE: SharedBlocks[str] = SharedBlocks("prompt+history")
 
 
 def views(
-    layout: LayoutName, num_workers: int, parts: Parts[str] = PARTS, *, sees_others: bool = True
+    layout: Layout | str, num_workers: int, shared: SharedBlocks[str] = SHARED
 ) -> list[list[str]]:
     names = "abcde"[:num_workers]
-    return [
-        view(layout, parts, [o for o in names if o != own], own, sees_others=sees_others)
-        for own in names
-    ]
+    layout = LAYOUTS[layout] if isinstance(layout, str) else layout
+    return [layout.view(shared, [o for o in names if o != own], own) for own in names]
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_common_block_is_first_and_the_own_block_last(
-    layout: LayoutName, num_workers: int
-) -> None:
+def test_the_common_block_is_first_and_the_own_block_last(layout: str, num_workers: int) -> None:
     for own, seen in zip("abcde", views(layout, num_workers), strict=False):
         assert seen[0] == "prompt+history"
         assert seen[-1] == own
@@ -53,7 +42,7 @@ def test_combined_of_two_has_one_other() -> None:
     ]
 
 
-def test_combined_of_five_parts_every_other_from_the_next() -> None:
+def test_combined_of_five_separates_every_other_from_the_next() -> None:
     assert views("combined", 5)[2] == [
         *("prompt+history", "others:", "a", "<...>", "b", "<...>", "d", "<...>", "e", "own:", "c")
     ]
@@ -68,7 +57,7 @@ def test_combined_of_one_shows_no_headers() -> None:
 
 
 def test_contiguous_shows_others_texts_without_headers() -> None:
-    assert views("contiguous", 3) == [
+    assert views("contiguous", 3, BARE) == [
         ["prompt+history", "b", "c", "a"],
         ["prompt+history", "a", "c", "b"],
         ["prompt+history", "a", "b", "c"],
@@ -80,15 +69,28 @@ def test_interleaved_shows_finished_paragraphs_only() -> None:
 
 
 def test_arrival_shows_the_block_that_all_write() -> None:
-    assert view("arrival", BARE, ["stream", "stream"], "stream") == ["prompt+history", "stream"]
+    view = LAYOUTS["arrival"].view(BARE, ["stream", "stream"], "stream")
+    assert view == ["prompt+history", "stream"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_unsynchronised_workers_see_nobody(layout: LayoutName) -> None:
-    wanted = [["prompt+history", own] for own in "abcd"]
-    assert views(layout, 4, sees_others=False) == wanted
+def test_isolated_workers_never_see_each_other(layout: str) -> None:
+    isolated = LAYOUTS[layout].isolated()
+    assert views(isolated, 4) == [["prompt+history", own] for own in "abcd"]
+    assert not isolated.moves_paragraphs
 
 
-def test_paragraphs_move_where_there_is_a_history() -> None:
-    assert [name for name in LAYOUTS if moves_paragraphs(name)] == ["combined", "interleaved"]
-    assert [name for name in LAYOUTS if shows_headers(name)] == ["combined"]
+def test_the_answer_sees_everything_that_was_written() -> None:
+    combined = LAYOUTS["combined"]
+    assert combined.answer_context(SHARED, "ab") == [
+        *("prompt+history", "others:", "a", "<...>", "b", "<...>")
+    ]
+    assert combined.answer_context(SHARED, "") == ["prompt+history"]
+    assert LAYOUTS["interleaved"].answer_context(BARE, "ab") == ["prompt+history", "a", "b"]
+
+
+def test_paragraphs_move_if_there_is_a_history() -> None:
+    moving = [layout.name for layout in LAYOUTS.values() if layout.moves_paragraphs]
+    headed = [layout.name for layout in LAYOUTS.values() if layout.has_headers]
+    assert moving == ["combined", "interleaved"]
+    assert headed == ["combined"]

@@ -16,7 +16,7 @@ from hogwild_engine.api.events import Finished
 from hogwild_engine.api.layout import LAYOUTS, LayoutName
 from hogwild_engine.api.protocol import CODE, INSTRUCT, PAPER
 from hogwild_engine.loading.weights import Weights
-from hogwild_engine.step.batch import Batch
+from hogwild_engine.step.batch import Batch, build_batch
 from hogwild_engine.text.chat_template import ChatTemplate
 from model_harness import ModelHarness, Script, model_of
 from tiny import tiny_model
@@ -29,7 +29,7 @@ SHORT = Protocol(name="short", rules="Go.", stagger=0, min_chars=0, max_repeats=
 def longest_view(plan: Batch) -> int:
     """Tokens that the row with the longest view reads."""
     seen: dict[int, int] = {}
-    for entry in plan.entries:
+    for entry in plan.reads:
         for offset, end in enumerate(entry.hi):
             row = entry.first_row + offset
             seen[row] = seen.get(row, 0) + end
@@ -55,7 +55,7 @@ def test_a_full_context_ends_the_run_with_an_answer(
         return run(plan)
 
     monkeypatch.setattr(engine._runner, "run", watch)
-    monkeypatch.setattr(engine, "context_len", 300)
+    monkeypatch.setattr(engine, "context_len", 360)
     request = Request(
         HELLO,
         workers=make_workers(num_workers),
@@ -69,7 +69,7 @@ def test_a_full_context_ends_the_run_with_an_answer(
     done = engine.submit(request).result(60)
     assert done.finish_reason == "length"
     assert done.text
-    assert longest <= 300
+    assert longest <= 360
     assert done.usage.steps > 2
 
 
@@ -148,7 +148,7 @@ def random_request(rng: random.Random) -> Request:
         ({"role": "user", "content": "word " * rng.choice((1, 50, 300))},),
         workers=workers,
         protocol=protocol,
-        layout=rng.choice(LAYOUTS),
+        layout=LAYOUTS[rng.choice(list(LAYOUTS))].name,
         sync_interval=rng.choice((1, None)),
         answer=rng.choice(("write", "join")),
         max_steps=rng.choice((1, 20, 200)),
@@ -178,9 +178,7 @@ def test_a_session_never_holds_more_than_it_set_aside(
     def check(turn: Any) -> None:
         held = rig.cache.pool.num_pages - rig.cache.pool.num_free
         assert held <= session.num_pages
-        plan = Batch()
-        plan.add_session(turn.feeds, turn.hidden)
-        assert longest_view(plan) <= context_len
+        assert longest_view(build_batch([turn.chunks])) <= context_len
 
     while session.finished is None:
         assert script.turns < 700

@@ -20,8 +20,8 @@ from hogwild_engine.engine import Engine
 from hogwild_engine.loading import load
 from hogwild_engine.loading.weights import Weights
 from hogwild_engine.step import batch
-from hogwild_engine.step.batch import Batch, Chunk
-from hogwild_engine.step.packed_batch import Sizes, pack, unpack
+from hogwild_engine.step.batch import Chunk, build_batch
+from hogwild_engine.step.packed_batch import Sizes, pack, runs_of, unpack
 from hogwild_kernels import BlockTable
 from hogwild_kernels.cuda import varlen
 from model_harness import ModelHarness
@@ -34,7 +34,7 @@ LONG = 20
 
 @pytest.fixture(autouse=True)
 def long_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "LONG_FEED", LONG)
+    monkeypatch.setattr(batch, "LONG_CHUNK", LONG)
 
 
 def ranges_by_runs(table: BlockTable, rows: set[int]) -> dict[tuple[int, int], tuple[int, int]]:
@@ -74,7 +74,7 @@ def test_runs_say_what_the_columns_say_in_every_window(seed: int) -> None:
     """Random passes: several sessions, feeds long and short, blocks that stand in a view twice."""
     rng = random.Random(seed)
     rig = ModelHarness(tiny_model("llama"), num_pages=200)
-    made = Batch()
+    sessions = []
     for _ in range(rng.randint(1, 3)):
         common = rig.block(range(rng.randint(1, 60)))
         own = [rig.block(range(rng.randint(1, 70))) for _ in range(3)]
@@ -87,12 +87,16 @@ def test_runs_say_what_the_columns_say_in_every_window(seed: int) -> None:
                 view.insert(0, common)
             feeds.append(Chunk(block, start, len(block) - start, view))
         rng.shuffle(feeds)
-        made.add_session(feeds)
-    rows = {row for long in made.long for row in long}
+        sessions.append(feeds)
+        for chunk in feeds:
+            for block in chunk.view:
+                block.publish()
+    made = build_batch(sessions)
+    rows = {row for long in made.long_chunks for row in long}
     sizes = Sizes.of(made)
     rotation = rig.cache.shapes[0].rotation
     for window in (None, 1, 2, 7, 20, 33, 64, 100, 1000):
-        table = unpack(pack(made, sizes), sizes).table(rotation, window, made.runs(window))
+        table = unpack(pack(made, sizes), sizes).table(rotation, window, runs_of(made, window))
         assert ranges_by_runs(table, rows) == ranges_by_columns(table, rows)
         deltas = table.cos[[run.first_pair for run in table.runs]]
         for run, cos in zip(table.runs, deltas, strict=True):
@@ -109,14 +113,14 @@ def passes(rig: ModelHarness) -> list[torch.Tensor]:
     prompt = rig.block(range(200, 231))
     logits = []
     for start, count in ((0, LONG + 3), (LONG + 3, 8)):
-        made = Batch()
         feeds = [
             Chunk(first, 0, 2, [common, second, first], samples=True),
             Chunk(second, 0, 1, [common, first, second], samples=True),
         ]
-        made.add_session(feeds)
-        made.add_session([Chunk(prompt, start, count, [prompt], samples=True)])
-        made.sampled = list(range(len(made.tokens)))
+        for block in (common, first, second):
+            block.publish()
+        made = build_batch([feeds, [Chunk(prompt, start, count, [prompt], samples=True)]])
+        made.logit_indices = list(range(len(made.tokens)))
         logits.append(rig.runner.run(made))
     history = rig.block(range(300, 330))
     logits.append(rig.run([Chunk(history, 0, 30, [common, prompt, history], samples=True)]))

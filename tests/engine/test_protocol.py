@@ -101,7 +101,7 @@ def test_paragraph_numbers_go_on_from_the_history_of_the_request(stage: SessionH
     )
     assert own_text(script, 0) == "**Alice [1]:**"
     assert own_text(script, 1) == "**Bob [3]:**"
-    prompt = script.chat.decode(script.parallel._parts.common.tokens)
+    prompt = script.chat.decode(script.parallel.shared.common.tokens)
     assert prompt.endswith("\n\n**Bob [1]:** Before.\n\n**Bob [2]:** And then.\n\n")
     steps(script, 3)
     assert history(script) == [("Bob", 3, "Now.", True)]

@@ -20,14 +20,14 @@ def test_prose_that_repeats_is_rewound_and_its_weakest_token_banned(stage: Sessi
         "Bob": [words, " but then"],
     }
     script = stage.script(texts, protocol=replace(PROSE, max_repeats=1), max_steps=60)
-    while not script.writers[1].draft or not script.writers[1].draft.attempts:
+    while not script.writers[1].draft or not script.writers[1].draft.rewinds:
         script.step()
     draft = script.writers[1].draft
-    assert len(draft.drawn) < 12
-    first_banned = {place for place, banned in draft.bans.items() if banned}
-    assert first_banned == {len(draft.drawn)}
+    assert len(draft.sampled) < 12
+    first_banned = {place for place, banned in draft.banned_ids.items() if banned}
+    assert first_banned == {len(draft.sampled)}
     assert own_text(script, 1) == "**Bob [1]:**" + script.chat.decode(
-        [d.token for d in draft.drawn]
+        [d.token for d in draft.sampled]
     )
     shown = [e for e in script.events if e.type == "token" and getattr(e, "worker", "") == "Bob"]
     assert not shown
@@ -41,15 +41,15 @@ def test_a_banned_token_is_not_drawn_again_at_its_place(stage: SessionHarness) -
     banned: list[set[int]] = []
 
     def check(turn: Any) -> None:
-        for draw in turn.draws:
+        for draw in turn.rows:
             if draw.writer == 1:
                 banned.append(set(draw.banned) - script.chat.structural)
 
-    while not script.writers[1].draft or not script.writers[1].draft.attempts:
+    while not script.writers[1].draft or not script.writers[1].draft.rewinds:
         script.step(check=check)
     draft = script.writers[1].draft
     script.step(check=check)
-    assert banned[-1] == draft.bans[len(draft.drawn) - 1]
+    assert banned[-1] == draft.banned_ids[len(draft.sampled) - 1]
     assert not any(banned[:-1])
 
 
@@ -91,7 +91,7 @@ def test_the_fourth_repeat_of_code_ends_its_worker(stage: SessionHarness) -> Non
         script.step()
         draft = script.writers[0].draft
         if draft is not None and script.writers[0].paragraph == 2:
-            rewound = draft.attempts
+            rewound = draft.rewinds
         assert script.turns < 80
     assert rewound == 3
     assert ends(script)["Alice"] == "repeats"
@@ -157,13 +157,13 @@ def test_a_stub_is_rewound_to_its_missing_body_and_shows_nothing_before(
     head = "def add(a):\n    # Give it back\n"
     texts: dict[str, list[str | int]] = {"Alice": [head, *stub, body + "\n```\n"]}
     script = stage.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
-    while not script.writers[0].draft or not script.writers[0].draft.attempts:
+    while not script.writers[0].draft or not script.writers[0].draft.rewinds:
         script.step()
         assert not script.writers[0].done
     draft = script.writers[0].draft
     assert draft.text.rstrip() == "```python\n" + head.rstrip()
-    assert set(draft.bans) == {len(draft.drawn)}
-    assert (END in draft.bans[len(draft.drawn)]) == (stub == [END])
+    assert set(draft.banned_ids) == {len(draft.sampled)}
+    assert (END in draft.banned_ids[len(draft.sampled)]) == (stub == [END])
     assert not [e for e in script.events if e.type == "token"]
     while not script.parallel.history:
         script.step()

@@ -12,8 +12,9 @@ import pytest
 
 from hogwild_engine import Protocol, Request, make_workers
 from hogwild_engine.cache.kv_cache import KVCache
-from hogwild_engine.scheduler import SHARE, Scheduler
-from hogwild_engine.sessions.session import Session, SessionLimits
+from hogwild_engine.scheduler import PREFILL_SHARE, Scheduler
+from hogwild_engine.sessions.budget import SessionLimits
+from hogwild_engine.sessions.session import Session
 from hogwild_engine.step.sampling import SampledToken
 from hogwild_engine.text.chat_template import ChatTemplate
 from model_harness import GREEDY, ModelHarness
@@ -42,14 +43,14 @@ class Bench:
         )
         pool = self.rig.cache.pool
         room = SessionLimits(4000, pool.num_pages, pool.page_size)
-        session = Session(request, self.chat, GREEDY, room)
+        session = Session(request, self.chat, GREEDY, self.rig.cache, room)
         self.scheduler.add(session)
         return session
 
     def admit(self) -> list[Session]:
         admitted = self.scheduler.admit()
         for session in admitted:
-            session.begin(self.rig.cache)
+            session.begin()
         return admitted
 
     def check_pages(self) -> None:
@@ -58,10 +59,7 @@ class Bench:
         """
         pool, held = self.rig.cache.pool, Counter[int]()
         for session in self.scheduler.running:
-            blocks = [session._common, *(session._parallel.blocks if session._parallel else ())]
-            if session._answer is not None and session._answer.block is not session._common:
-                blocks.append(session._answer.block)
-            pages = [page for block in blocks if block is not None for page in block.pages]
+            pages = [page for block in session.phase.blocks for page in block.pages]
             assert len(pages) == len(set(pages)) <= session.num_pages
             held.update(pages)
         assert [pool.references(page) for page in range(pool.num_pages)] == [
@@ -72,10 +70,10 @@ class Bench:
 
     def step(self) -> dict[Session, int]:
         """One pass; how many tokens each session has in it."""
-        turns = self.scheduler.pick()
-        for session, turn in turns:
-            session.advance([SampledToken(self.token, 0.5)] * len(turn.draws))
-        return {session: sum(feed.count for feed in turn.feeds) for session, turn in turns}
+        steps = self.scheduler.schedule()
+        for session, _, rows in steps:
+            session.postprocess([SampledToken(self.token, 0.5)] * len(rows))
+        return {step.session: sum(chunk.count for chunk in step.chunks) for step in steps}
 
 
 def replaced_cache(rig: ModelHarness, num_pages: int = 70) -> ModelHarness:
@@ -112,14 +110,14 @@ def test_a_long_prompt_is_fed_in_passes_of_bounded_size(bench: Bench) -> None:
 def test_sessions_that_decode_are_in_every_pass(bench: Bench) -> None:
     first, second = bench.session(max_tokens=99), bench.session(workers=3, max_steps=60)
     bench.admit()
-    while (first.num_owed, second.num_owed) != (1, 3):
+    while (first.num_pending, second.num_pending) != (1, 3):
         bench.step()
     late = bench.session(words=90)
     bench.admit()
     while late.is_prefill:
         sizes = bench.step()
         assert (sizes[first], sizes[second]) == (1, 3)
-        assert 0 < sizes[late] <= 40 // SHARE
+        assert 0 < sizes[late] <= 40 // PREFILL_SHARE
 
 
 def test_prompts_get_a_share_of_a_pass_however_many_decode(
@@ -143,7 +141,7 @@ def test_prompts_are_fed_in_the_order_in_which_they_came(bench: Bench) -> None:
     while first.is_prefill:
         assert next(iter(bench.step())) is first
     assert second.is_prefill
-    assert bench.step() == {first: 1, second: 40 // SHARE}
+    assert bench.step() == {first: 1, second: 40 // PREFILL_SHARE}
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(bench: Bench) -> None:
@@ -174,7 +172,7 @@ def test_a_long_prompt_gets_half_of_what_is_left_however_many_short_ones_come(
         bench.admit()
         sizes = bench.step()
         assert sizes[decoding] == 1
-        assert sizes[long] >= 40 // SHARE / 2 or not long.is_prefill
+        assert sizes[long] >= 40 // PREFILL_SHARE / 2 or not long.is_prefill
 
 
 def test_nobody_overtakes_a_session_that_waits_for_pages(bench: Bench) -> None:

@@ -163,7 +163,7 @@ def test_a_model_that_fails_fails_the_sessions_of_that_pass_only(
     assert read(tidy_engine.submit(requests()[0]))
 
 
-@pytest.mark.parametrize("place", ["begin", "advance"])
+@pytest.mark.parametrize("place", ["begin", "postprocess"])
 def test_a_session_that_fails_by_itself_fails_alone(
     tidy_engine: Engine, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -189,7 +189,7 @@ def test_a_fault_between_passes_leaves_no_reader_waiting(
         raise RuntimeError("a bug of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "take", fail)
+        patch.setattr(Session, "schedule", fail)
         for handle in [tidy_engine.submit(request) for request in requests()[:3]]:
             with pytest.raises(SessionFailedError, match="a bug of ours"):
                 handle.result(20)

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from hogwild_engine import Engine, Protocol, Request, SamplingParams, make_workers
 from hogwild_engine.api.events import Finished
-from hogwild_engine.sessions.draft import Draft
+from hogwild_engine.cache.block import Block
+from hogwild_engine.cache.kv_cache import KVCache
+from hogwild_engine.sessions.writer import Draft, Writer
 from hogwild_engine.step.sampling import SampledToken
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.detokenizer import Detokenizer
@@ -82,10 +84,14 @@ def test_half_an_emoji_comes_at_the_end_as_a_replacement(chat: ChatTemplate) -> 
 
 def drafted(chat: ChatTemplate, ids: Sequence[int], **options: Any) -> tuple[Draft, list[str]]:
     """A draft that takes ``ids`` one by one, and what it shows after each."""
-    draft = Draft(chat.decode, chat.hidden, base=0, start=0, **{"forced": "", **options})
+    block = Block(KVCache([], num_pages=400, page_size=1))
+    block.append([0])
+    writer = Writer(0, "Alice", block, ())
+    draft = Draft(writer, chat, start=0, base=1, **{"forced": "", **options})
     shown = []
     for token in ids:
         draft.add(SampledToken(token, 0.5))
+        block.append([token])
         shown.append(draft.show())
     return draft, shown
 
@@ -128,10 +134,11 @@ def test_a_rewound_draft_is_as_if_the_tokens_had_not_come(chat: ChatTemplate) ->
     ids = chat.encode(" red 🦜 green blue")
     for keep in range(len(ids)):
         draft, _ = drafted(chat, ids, committed=False)
-        draft.rewind(keep)
+        assert draft.rewind(keep) == [0, *ids][keep]
+        assert draft.writer.block.tokens == [0, *ids][:keep]
         fresh, _ = drafted(chat, ids[:keep], committed=False)
-        assert (draft.text, draft.ends) == (fresh.text, fresh.ends)
-        assert [d.token for d in draft.drawn] == ids[:keep]
+        assert (draft.text, draft.text_ends) == (fresh.text, fresh.text_ends)
+        assert [d.token for d in draft.sampled] == ids[:keep]
         assert set(draft.banned()) == {ids[keep]}
         for token in ids[keep:]:
             draft.add(SampledToken(token, 0.5))

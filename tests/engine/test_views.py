@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from hogwild_engine.api.layout import LAYOUTS, LayoutName
-from hogwild_engine.step.batch import Batch, Chunk
+from hogwild_engine.step.batch import Chunk
 from hogwild_engine.text.chat_template import ChatTemplate
-from model_harness import ModelHarness, Reads, check_attention, recorded
+from model_harness import ModelHarness, Reads, batch_of, check_attention, recorded
 from tiny import FAMILIES, MAIN_FAMILIES, tiny_model
 from views import play
 
@@ -27,7 +27,7 @@ from views import play
 def test_every_worker_reads_its_own_view_in_every_layout(
     monkeypatch: pytest.MonkeyPatch, chat: ChatTemplate, layout: LayoutName, num_workers: int
 ) -> None:
-    family = MAIN_FAMILIES[(num_workers + LAYOUTS.index(layout)) % len(MAIN_FAMILIES)]
+    family = MAIN_FAMILIES[(num_workers + list(LAYOUTS).index(layout)) % len(MAIN_FAMILIES)]
     script = play(monkeypatch, ModelHarness(tiny_model(family)), chat, layout, num_workers)
     assert len({id(writer.block) for writer in script.writers}) == (
         1 if layout == "arrival" else num_workers
@@ -126,10 +126,7 @@ def pieces(
 def test_a_plan_is_plain_data_and_runs_after_a_trip_between_processes() -> None:
     rig = ModelHarness(tiny_model("mistral"))
     common, own = rig.block(range(100, 117)), rig.block(range(200, 205))
-    plan = Batch()
-    plan.add_session(
-        [Chunk(common, 0, 17, [common]), Chunk(own, 0, 5, [common, own], samples=True)]
-    )
+    plan = batch_of([Chunk(common, 0, 17, [common]), Chunk(own, 0, 5, [common, own], samples=True)])
     travelled = pickle.loads(pickle.dumps(plan))
     assert travelled == plan
     assert torch.equal(rig.runner.run(travelled), rig.runner.run(plan))

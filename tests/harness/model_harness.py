@@ -19,10 +19,14 @@ from hogwild_engine.api.request import Request
 from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.loading import validation
-from hogwild_engine.sessions.session import ScheduledStep, Session, SessionLimits
+from hogwild_engine.sessions.answer import AnswerPhase
+from hogwild_engine.sessions.budget import SessionLimits
+from hogwild_engine.sessions.parallel import ParallelPhase
+from hogwild_engine.sessions.phase import Phase
+from hogwild_engine.sessions.session import ScheduledStep, Session
 from hogwild_engine.sessions.writer import Writer
 from hogwild_engine.step import attention_hook
-from hogwild_engine.step.batch import Batch, Chunk
+from hogwild_engine.step.batch import Batch, Chunk, build_batch
 from hogwild_engine.step.forward import TransformersForward
 from hogwild_engine.step.fused_llama import FusedLlamaForward
 from hogwild_engine.step.model_runner import ModelRunner
@@ -68,13 +72,12 @@ class ModelHarness:
         block.append(tokens)
         return block
 
-    def run(self, feeds: Sequence[Chunk], *, all_rows: bool = True) -> torch.Tensor:
-        """One pass of one session; logits of all rows unless told otherwise, in float32."""
-        plan = Batch()
-        plan.add_session(feeds)
-        if all_rows:
-            plan.sampled = list(range(len(plan.tokens)))
-        return self.runner.run(plan).float()
+    def run(self, chunks: Sequence[Chunk], *, all_logits: bool = True) -> torch.Tensor:
+        """One step of one session; logits of all query tokens by default, in float32."""
+        batch = batch_of(chunks)
+        if all_logits:
+            batch.logit_indices = list(range(len(batch.tokens)))
+        return self.runner.run(batch).float()
 
     def stored(self, layer: int, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's keys and values of a block, ``[S, KH, D]``."""
@@ -111,6 +114,14 @@ def plain(model: Any) -> Iterator[Any]:
             yield model
     finally:
         model.set_attn_implementation(attention_hook.ATTENTION_NAME)
+
+
+def batch_of(chunks: Sequence[Chunk]) -> Batch:
+    """The batch of one session, all that stands in its views published."""
+    for chunk in chunks:
+        for block in chunk.view:
+            block.publish()
+    return build_batch([chunks])
 
 
 class Attended(NamedTuple):
@@ -238,11 +249,12 @@ class Script:
         for name, pieces in texts.items():
             self.say(name, *pieces)
         pool = rig.cache.pool
-        room = SessionLimits(context_len, num_pages or pool.num_pages, pool.page_size)
-        self.session = Session(request, chat, GREEDY, room)
+        limits = SessionLimits(context_len, num_pages or pool.num_pages, pool.page_size)
+        self.session = Session(request, chat, GREEDY, rig.cache, limits)
         self.names = [worker.name for worker in request.workers]
-        self.session.begin(rig.cache)
-        self.events += self.session.drain()
+        self.session.begin()
+        self._phases: list[Phase] = [self.session.phase]
+        self.events += self.session.drain_events()
 
     def say(self, name: str, *pieces: str | int) -> None:
         """Queue what ``name`` writes next."""
@@ -258,15 +270,15 @@ class Script:
         self, limit: int = 10_000, check: Callable[[ScheduledStep], None] | None = None
     ) -> list[Event]:
         """One pass; returns its events. ``check`` is called before drawn tokens are taken in."""
-        turn = self.session.take(limit)
+        scheduled = self.session.schedule(limit)
         if self._runs:
-            plan = Batch()
-            plan.add_session(turn.feeds, turn.hidden)
-            self.rig.runner.run(plan)
+            self.rig.runner.run(build_batch([scheduled.chunks]))
         if check is not None:
-            check(turn)
-        drawn = [SampledToken(self._next(draw.writer), 0.5) for draw in turn.draws]
-        told = self.session.advance(drawn)
+            check(scheduled)
+        sampled = [SampledToken(self._next(row.writer), 0.5) for row in scheduled.rows]
+        told = self.session.postprocess(sampled)
+        if self.session.phase is not self._phases[-1]:
+            self._phases.append(self.session.phase)
         self.events += told
         self.turns += 1
         return told
@@ -283,18 +295,24 @@ class Script:
         if name in self._looped:
             ids = self._looped[name]
             draft = self.writers[writer].draft
-            place = len(draft.drawn) if draft is not None else 0
+            place = len(draft.sampled) if draft is not None else 0
             return ids[place] if place < len(ids) else self._filler
         queue = self._queues.get(name, [])
         return queue.pop(0) if queue else self._filler
 
     @property
     def parallel(self) -> Any:
-        return self.session._parallel
+        """The parallel phase; ``None`` for a single worker."""
+        return next((phase for phase in self._phases if isinstance(phase, ParallelPhase)), None)
+
+    @property
+    def answer(self) -> AnswerPhase:
+        """The answer phase, while it lasts and after its end."""
+        return next(phase for phase in self._phases if isinstance(phase, AnswerPhase))
 
     @property
     def answering(self) -> bool:
-        return self.session._answer is not None
+        return not isinstance(self.session.phase, ParallelPhase)
 
     @property
     def writers(self) -> list[Writer]:

@@ -65,7 +65,7 @@ def ends(script: Script) -> dict[str, str]:
 def common_text(script: Script) -> str:
     """What was added to the common block behind the prompt."""
     prompt = script.session.usage().prompt_tokens
-    return script.chat.decode(script.parallel._parts.common.tokens[prompt:])
+    return script.chat.decode(script.parallel.shared.common.tokens[prompt:])
 
 
 def own_text(script: Script, number: int) -> str:

@@ -41,7 +41,7 @@ def others_in_view(script: Script, layout: LayoutName, block: Block) -> list[Blo
     """What stands before ``block`` in its writer's view, by the table of the published layouts."""
     if script.parallel is None:  # a single worker's text is one block
         return []
-    common, others_header, after_other, own_header = script.parallel._parts
+    common, others_header, after_other, own_header = script.parallel.shared
     written = [writer.block for writer in script.writers if len(writer.block)]
     others = [other for other in written if other is not block]
     if block is common:
@@ -76,7 +76,10 @@ class Visible:
         shared = interval is not None and script.parallel.step % interval == 0
         for writer in script.writers:
             block, length = id(writer.block), len(writer.block)
-            if writer.paragraph != self._paragraphs.get(block) and script.parallel._moves:
+            if (
+                writer.paragraph != self._paragraphs.get(block)
+                and script.parallel.layout.moves_paragraphs
+            ):
                 self._open[block] = 0  # what stood here is in the common block now
             self._paragraphs[block] = writer.paragraph
             if shared or script.answering:
@@ -123,7 +126,7 @@ def play(
                     feed.count,
                     [(b, visible.of(b)) for b in others_in_view(script, layout, feed.block)],
                 )
-                for feed in turn.feeds
+                for feed in turn.chunks
             ]
             check_attention(rig, calls, reads, tolerance=tolerance, every=every)
             calls.clear()
@@ -132,7 +135,7 @@ def play(
             limit = limits.choice(prefill) if script.session.is_prefill else 10_000
             script.step(limit, check)
     if script.parallel is not None:
-        moved = len(script.parallel._parts.common) > script.session.usage().prompt_tokens
+        moved = len(script.parallel.shared.common) > script.session.usage().prompt_tokens
         assert moved == (layout in ("combined", "interleaved") and sync_interval is not None)
     script.session.release()
     assert rig.all_free

@@ -8,7 +8,12 @@ from hogwild_engine.cache.kv_cache import KVCache
 
 
 class Block:
-    """Tokens ``0 … len(block) - 1`` at block-local positions, on pages that only full are shared.
+    """Tokens ``0 … len(block) - 1`` at block-local positions.
+
+    A page is shared with other blocks only once it is full.
+
+    Args:
+        cache: where keys and values are stored.
 
     Attributes:
         tokens: the token ids, in order.
@@ -26,13 +31,16 @@ class Block:
         return len(self.tokens)
 
     def slots(self, start: int, stop: int) -> list[int]:
-        """Where the tokens ``start … stop - 1`` lie: ``page * page_size + offset`` each."""
+        """Return the slots of the tokens ``start … stop - 1``: ``page * page_size + offset``."""
         size = self._cache.pool.page_size
         return [self.pages[i // size] * size + i % size for i in range(start, stop)]
 
+    def publish(self) -> None:
+        """Let other writers read all tokens from the coming step on."""
+        self.visible_len = len(self)
+
     def append(self, tokens: Sequence[int]) -> list[int]:
-        """Take ``tokens`` in at the end and return their slots; a pass has yet to write their keys
-        and values.
+        """Append ``tokens`` and return their slots; the next step writes their keys and values.
 
         Raises:
             OutOfPagesError: the pool is full; the block is as before.
@@ -52,8 +60,9 @@ class Block:
         return self.slots(start, stop)
 
     def adopt(self, first: int, pages: Sequence[int], tokens: Sequence[int]) -> None:
-        """Read ``tokens`` from full ``pages`` that hold them already, at the places from page
-        ``first`` on; pages of its own that stand there are given back.
+        """Take full ``pages`` from the prefix cache, which hold ``tokens`` already.
+
+        They replace the block's own pages from index ``first`` on.
         """
         pool, stop = self._cache.pool, first + len(pages)
         pool.share(pages)
@@ -62,7 +71,7 @@ class Block:
         self.tokens[first * pool.page_size : stop * pool.page_size] = tokens
 
     def _copy_last_page(self, page: int) -> None:
-        """Put ``page`` in the place of the last one, which others read too."""
+        """Replace the last page, which other blocks share, by a copy on ``page``."""
         first = len(self) // self._cache.pool.page_size * self._cache.pool.page_size
         source = self.slots(first, len(self))
         self._cache.pool.release([self.pages.pop()])
@@ -70,16 +79,20 @@ class Block:
         self._cache.move(source, self.slots(first, len(self)), 0)
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens from ``length`` on and free the pages that held nothing else."""
+        """Drop all tokens from ``length`` on and free the pages that held nothing else."""
         keep = -(-length // self._cache.pool.page_size)
-        self._cache.pool.release(reversed(self.pages[keep:]))  # a prefix outlives what follows it
+        self._cache.pool.release(
+            reversed(self.pages[keep:])
+        )  # a page's prefix must be evicted after it
         del self.pages[keep:]
         del self.tokens[length:]
         self.visible_len = min(self.visible_len, length)
 
     def move_to(self, target: Block) -> None:
-        """Put all tokens behind ``target``'s: keys rotated to their new positions, values copied,
-        then forget them.
+        """Move all tokens to the end of ``target``.
+
+        Keys are rotated to their new block-local positions, values are copied, nothing is encoded
+        again. A finished paragraph moves to the history this way.
         """
         source = self.slots(0, len(self))
         delta = len(target)
@@ -87,8 +100,8 @@ class Block:
         self.truncate(0)
 
     def share(self) -> Block:
-        """A block with the same tokens. Full pages are shared; a last page that is not full is
-        copied.
+        """Return a block with the same tokens, which shares all full pages; a partly filled last
+        page is copied.
         """
         pool = self._cache.pool
         full = len(self) // pool.page_size
@@ -107,5 +120,5 @@ class Block:
         return twin
 
     def release(self) -> None:
-        """Give every page back. Safe to call again."""
+        """Free every page. Safe to call again."""
         self.truncate(0)

@@ -1,4 +1,4 @@
-"""Keys and values of all layers, in pages. Knows slots and layers; not who reads them.
+"""The KV cache: keys and values of all layers, in pages. Knows slots and layers; not readers.
 
 On the CPU storage is head-major, so that a run of consecutive pages is one contiguous slice per
 head; on other devices it is page-major. Both are seen as ``[L, num_pages, page_size, KH, D]``.
@@ -19,7 +19,7 @@ from hogwild_kernels import move_kv
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer stores: KH heads of D dims, on its device, rotated in its way."""
+    """What one layer stores: KH heads of D dims, its device and dtype, and its RoPE."""
 
     num_kv_heads: int
     head_dim: int
@@ -48,7 +48,7 @@ class KVCache:
         num_pages: pages in all.
         page_size: tokens a page holds.
         impl: which kernels read and write it, as `hogwild_kernels` names them.
-        prefill: which of them read it for long runs of rows.
+        prefill: which of them read it for long prompts.
         keeps_pages: as in `PagePool`.
     """
 

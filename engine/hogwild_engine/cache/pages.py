@@ -1,5 +1,6 @@
-"""Which pages are in use, by how many, and what can be found again. Knows page numbers; tensors
-live in cache.py.
+"""The page pool: reference counts, and the keys under which cached pages are found again.
+
+Knows page numbers; the tensors are in kv_cache.py.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ _FREE_RUN = re.compile(b"\x00+")
 
 
 class OutOfPagesError(Exception):
-    """No free page is left. Never reaches a caller: sessions stay within what they reserved."""
+    """No free page is left. Callers never see it: sessions stay within what they reserved."""
 
 
 class PagePool:
     """Reference counts of pages.
 
-    A block that grows gets the page behind its last one where that is free, so that its pages stay
+    A growing block gets the page after its last one if that is free, so that its pages stay
     consecutive; a new block starts in the middle of the largest free run, so that it has room to
-    grow. A page that has a key stays as it is when its last reader is gone, free all the same, and
-    can be found by its key, as long as such pages are at most half of the free ones: the least
-    recently used go first.
+    grow. A page with a key keeps its content when its last reader releases it. It counts as free,
+    and can be found by its key until it is evicted: cached pages are at most half of the free ones,
+    and the least recently used are evicted first.
 
     Args:
         num_pages: pages in all.
         page_size: tokens a page holds.
-        keeps_pages: pages can be found again; else they never have a key.
+        keeps_pages: cache pages by key; ``False`` turns the prefix cache off.
     """
 
     def __init__(self, num_pages: int, page_size: int, *, keeps_pages: bool = False) -> None:
@@ -39,7 +40,7 @@ class PagePool:
         self._keeps_pages = keeps_pages
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self._kept: dict[int, None] = {}  # with a key and no reader, least recently used first
+        self._kept: dict[int, None] = {}  # cached pages without a reader, least recently used first
 
     @property
     def num_free(self) -> int:
@@ -49,36 +50,35 @@ class PagePool:
         return self._references[page]
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
-        """Take ``count`` free pages, consecutive and behind page ``after`` as far as that can be
-        had.
+        """Allocate ``count`` free pages, consecutive and right after page ``after`` if possible.
 
         Raises:
-            OutOfPagesError: fewer than ``count`` pages are free; none is taken then.
+            OutOfPagesError: fewer than ``count`` pages are free; none is allocated then.
         """
         if count > self._num_free:
             raise OutOfPagesError(f"{count} pages wanted, {self._num_free} free")
-        self._give_up(self._num_free - count)
-        taken: list[int] = []
-        while len(taken) < count:
-            page = self._next(after, count - len(taken))
+        self._evict(self._num_free - count)
+        pages: list[int] = []
+        while len(pages) < count:
+            page = self._next(after, count - len(pages))
             self._used[page] = 1
             self._references[page] = 1
             self._num_free -= 1
-            taken.append(page)
+            pages.append(page)
             after = page
-        return taken
+        return pages
 
     def share(self, pages: Iterable[int]) -> None:
-        """Count one more reader of each page."""
+        """Add a reader to each page."""
         for page in pages:
-            assert self._used[page], f"page {page} holds nothing"
+            assert self._used[page], f"page {page} is not allocated"
             if self._references[page] == 0:
                 del self._kept[page]
                 self._num_free -= 1
             self._references[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        """Count one reader less of each page; a page without readers is free."""
+        """Remove a reader from each page; a page without readers is free."""
         for page in pages:
             assert self._references[page] > 0, f"page {page} is free already"
             self._references[page] -= 1
@@ -88,26 +88,27 @@ class PagePool:
                     self._kept[page] = None
                 else:
                     self._used[page] = 0
-        self._give_up(self._num_free)
+        self._evict(self._num_free)
 
     def find(self, key: bytes) -> int | None:
-        """The page that was given ``key``, as long as it holds what it held then."""
+        """Return the page that is cached under ``key``."""
         return self._page_of.get(key)
 
     def give_key(self, page: int, key: bytes) -> None:
-        """Let ``page``, which is written whole, be found by ``key``, unless another one has it."""
+        """Cache ``page``, which is full, under ``key``, unless another page has that key."""
         assert self._references[page] > 0, f"page {page} is free"
         if self._keeps_pages and self._page_of.setdefault(key, page) == page:
             self._key_of[page] = key
 
     def drop_key(self, page: int) -> None:
-        """``page`` is about to be written: what it held cannot be found any more."""
+        """Cache ``page`` no more: it is about to be overwritten."""
         if key := self._key_of.pop(page, None):
             del self._page_of[key]
 
-    def _give_up(self, num_free: int) -> None:
-        """Let go of kept pages until they are at most half of ``num_free``: between them a block
-        finds no room to grow on consecutive pages.
+    def _evict(self, num_free: int) -> None:
+        """Evict cached pages until they are at most half of ``num_free``.
+
+        More of them would leave growing blocks no consecutive pages.
         """
         for page in list(islice(self._kept, max(0, len(self._kept) - num_free // 2))):
             del self._kept[page]

@@ -1,8 +1,7 @@
-"""The start of a session's text, as far as other sessions may read it from the same pages. Knows
-what a page holds, not who holds it: pages.py does.
+"""The prefix cache: full pages of a prompt that other sessions may share.
 
-Only text that was encoded from left to right as one block belongs here: what a page holds then
-depends on its tokens and those before them alone, and that is what its key is made of.
+Only text that was encoded from left to right as one block is cached. What a page holds then depends
+on its tokens and those before them alone, so its key is a hash of these.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from hogwild_engine.cache.pages import PagePool
 
 
 class Prefix:
-    """One session's prompt in full pages, without its last token: a draw needs that one's logits.
+    """One session's prompt in full pages, without its last token, whose logits are needed.
 
     Args:
         prompt: the tokens that the session's first block starts with.
         page_size: tokens a page holds.
 
     Attributes:
-        num_reused: tokens that were found in the pool.
+        num_reused: tokens that came from the cache.
     """
 
     def __init__(self, prompt: Sequence[int], page_size: int) -> None:
@@ -34,13 +33,15 @@ class Prefix:
         self._num_kept = 0
 
     def next_key(self, encoded: int) -> bytes | None:
-        """Key of the page that is encoded next, where ``encoded`` tokens are already."""
+        """Return the key of the page that is encoded next, after ``encoded`` tokens."""
         index = encoded // self._page_size
         return self._keys[index] if index < len(self._keys) else None
 
     def reuse(self, pool: PagePool, block: Block, encoded: int) -> int:
-        """Put pages that hold what comes next into ``block``; returns how many of its tokens are
-        encoded now.
+        """Let ``block`` share cached pages that hold its next tokens.
+
+        Returns:
+            How many of its tokens are encoded now.
         """
         first, pages = encoded // self._page_size, []
         for key in self._keys[first:]:
@@ -56,18 +57,18 @@ class Prefix:
         return stop
 
     def keep(self, pool: PagePool, block: Block, encoded: int) -> None:
-        """Let the pages of ``block`` be found that ``encoded`` tokens fill."""
+        """Cache the pages of ``block`` that its first ``encoded`` tokens fill."""
         for index in range(self._num_kept, min(encoded // self._page_size, len(self._keys))):
             pool.give_key(block.pages[index], self._keys[index])
             self._num_kept = index + 1
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Count all of ``tokens``, which start with the prompt, as prefix from now on."""
+        """Make ``tokens``, which start with the prompt, the prefix from now on."""
         self._keys = _page_keys(tokens, self._page_size)
 
 
 def _page_keys(tokens: Sequence[int], page_size: int) -> list[bytes]:
-    """A key for each full page, made of its tokens and the key of the page before it."""
+    """Return a key for each full page: a hash of its tokens and of the previous page's key."""
     keys, key = [], b""
     for start in range(0, len(tokens) - page_size + 1, page_size):
         content = array("q", tokens[start : start + page_size]).tobytes()

@@ -14,8 +14,9 @@ from hogwild_engine.cache import rope
 from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import LayerShape
 from hogwild_engine.step import attention_hook
-from hogwild_engine.step.batch import Batch, BlockRead, Chunk
+from hogwild_engine.step.batch import Chunk, build_batch
 from hogwild_engine.step.model_runner import ModelRunner
+from hogwild_kernels import BlockRead
 
 BLOCK_LENGTHS = (5, 7, 12)
 PROBE_POSITIONS = (0, 1, 2, 3, 5, 9, 17, 40)
@@ -181,22 +182,22 @@ def _blockwise(
             done = sum(BLOCK_LENGTHS[: len(blocks) - 1])
             middle = done + length // 2
             for start, stop in ((done, middle), (middle, done + length)):
-                plan = Batch()
                 blocks[-1].append(ids[start:stop])
-                plan.add_session([Chunk(blocks[-1], start - done, stop - start, blocks)])
-                plan.sampled = list(range(stop - start))
-                plan.long = [range(stop - start)] if long else []
+                blocks[-1].publish()
+                batch = build_batch([[Chunk(blocks[-1], start - done, stop - start, blocks)]])
+                batch.logit_indices = list(range(stop - start))
+                batch.long_chunks = [range(stop - start)] if long else []
                 if not turned:
-                    plan.entries = [_unturned(entry) for entry in plan.entries]
-                logits.append(runner.run(plan).float())
+                    batch.reads = [_unturned(read) for read in batch.reads]
+                logits.append(runner.run(batch).float())
     finally:
         for block in blocks:
             block.release()
     return torch.cat(logits)
 
 
-def _unturned(entry: BlockRead) -> BlockRead:
-    return entry._replace(deltas=[0] * len(entry.deltas))
+def _unturned(read: BlockRead) -> BlockRead:
+    return read._replace(deltas=[0] * len(read.deltas))
 
 
 def _relative(got: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -1,227 +1,215 @@
-"""The final answer: one writer, everything in view. Also the whole of a session with a single
-worker.
-"""
+"""The answer phase: one writer, everything in view. For a single worker it is the whole session."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from hogwild_engine.api import events
-from hogwild_engine.api.errors import RequestError, complaint
-from hogwild_engine.api.events import Event, FinishReason, TokenProbability
+from hogwild_engine.api.events import Event, FinishReason, TokenProbability, Usage
 from hogwild_engine.api.protocol import Protocol
-from hogwild_engine.api.request import Request
 from hogwild_engine.cache.block import Block
-from hogwild_engine.sessions.draft import Draft
-from hogwild_engine.sessions.writer import Writer
+from hogwild_engine.sessions.context import SessionContext
+from hogwild_engine.sessions.phase import NoTeam, Phase, Team, finish
+from hogwild_engine.sessions.writer import Draft, Writer
 from hogwild_engine.step.sampling import SampledToken
-from hogwild_engine.text import paragraphs
-from hogwild_engine.text.call_grammar import call_grammar
-from hogwild_engine.text.chat_template import THINK_CLOSE, ChatTemplate
-from hogwild_engine.text.constraint import Constraint
 from hogwild_engine.text.output_parser import OutputParser, Piece
+from hogwild_engine.text.paragraphs import header_starts
 
 MAX_REWINDS = 8
-
-_QUESTION_BEFORE_TOOLS = (
-    "Now call a tool for what my request asks, and rely on no guess written above; where no tool "
-    "fits, write the complete final answer."
-)
-_QUESTION_AFTER_TOOLS = (
-    "Now tell me the answer to my request in one or more plain sentences, using what the tools "
-    "have given. Call a tool only for what is still missing."
-)
-
-
-def final_prompt_text(protocol: Protocol, chat: ChatTemplate, request: Request) -> str:
-    """What is put before the final answer. A grammar binds all of an answer, so no protocol's own
-    words can start it then.
-    """
-    if protocol.final_prompt != "close" and not request.constrains_answer:
-        return protocol.final_prompt
-    if chat.thinking:
-        return f"{THINK_CLOSE}\n\n"
-    if not request.may_call:
-        return chat.closing(protocol.final_question)
-    has_results = request.messages[-1]["role"] == "tool"
-    return chat.closing(_QUESTION_AFTER_TOOLS if has_results else _QUESTION_BEFORE_TOOLS)
-
-
-def answer_constraint(request: Request, chat: ChatTemplate) -> Constraint | None:
-    """What the request's grammar or tools make of its answer."""
-    budget, grammar = request.max_tokens, request.grammar
-    if request.tools:
-        try:
-            grammar = call_grammar(
-                request.tools,
-                request.tool_choice,
-                chat.tool_format,
-                chat.spell,
-                budget,
-                parallel=request.parallel_tool_calls,
-                answer=grammar,
-            )
-        except (TypeError, OverflowError, RecursionError) as error:
-            wanted = "schemas that JSON can hold"
-            told = [tool["function"]["name"] for tool in request.tools]
-            raise RequestError(complaint("tools", wanted, told, str(error))) from error
-    return chat.grammars.compile(grammar, budget) if grammar else None
-
-
-@dataclass
-class Bounds:
-    """What an answer may be.
-
-    Args:
-        max_tokens: bound on the drawn tokens.
-        stop: strings that end it.
-        guards: a team's headers, as they start; ``None`` for one worker alone. Where one begins in
-            text, the answer is rewound and another token drawn, `MAX_REWINDS` times at most:
-            structure is not the answer's to write. A team's answer has no white space at its ends.
-        constraint: the grammar it is bound to, its thoughts left out.
-    """
-
-    max_tokens: int
-    stop: tuple[str, ...] = ()
-    guards: Sequence[str] | None = None
-    constraint: Constraint | None = None
+"""How often an answer that starts a worker's header is rewound: structure is not its to write."""
 
 
 class AnswerPhase:
     """Writes the final answer.
 
     Args:
-        writer: number and block of who writes.
-        chat: turns ids into text.
-        bounds: what it may write.
-        parser: tells thoughts, text and calls apart.
-        forced: the start of its text, which a protocol's own final_prompt put there.
-        base: length of the writer's block before the first drawn token.
-        emit: takes events.
-
-    Attributes:
-        finish_reason: why it ended; ``None`` while it goes on.
-        num_thought: tokens drawn for thoughts.
+        context: the session.
+        team: the parallel phase, closed, or `NoTeam`.
+        block: where the answer is written; the common block for a single worker.
+        prompt: all tokens of ``block`` before the answer; those that it lacks become pending.
+        forced: the start of the answer's text, which the protocol's final prompt wrote.
+        max_tokens: bound on the sampled tokens beside the request's and the cache's.
+        forbidden: strings that must not begin in the answer's text.
     """
 
     def __init__(
         self,
-        writer: Writer,
-        chat: ChatTemplate,
-        bounds: Bounds,
-        parser: OutputParser,
-        forced: str,
-        base: int,
-        emit: Callable[[Event], None],
+        context: SessionContext,
+        team: Team,
+        block: Block,
+        prompt: Sequence[int],
+        *,
+        forced: str = "",
+        max_tokens: int | None = None,
+        forbidden: Sequence[str] = (),
     ) -> None:
-        self.writer = writer
-        self.parser = parser
-        self.finish_reason: FinishReason | None = None
-        self.num_thought = 0
-        self._chat = chat
-        self._bounds = bounds
-        self._guards = bounds.guards or ()
-        self._emit = emit
-        self._draft = writer.draft = Draft(
-            chat.decode,
-            chat.hidden,
+        request, chat = context.request, context.chat
+        self.is_alone = block is context.common
+        self._context = context
+        self._team = team
+        self._before = [] if self.is_alone else team.answer_context()
+        self._finish_reason: FinishReason | None = None
+        self._num_thought = 0
+        self._forbidden = forbidden
+        self._constraint = context.constraint
+        self.parser = _parser(context, thinks=chat.thinking and self.is_alone)
+        missing = prompt[len(block) :]
+        view_len = sum(map(len, self._before)) if self._before else len(block)
+        room = context.budget.answer_tokens(view_len, team.blocks) - len(missing)
+        self._max_tokens = max(1, min(max_tokens or room, request.max_tokens, room))
+        number = 0 if self.is_alone else len(request.workers)
+        self.writer = Writer(number, "", block, context.prompt.tokens)
+        self._draft = Draft(
+            self.writer,
+            chat,
             forced,
-            base=base,
             start=0,
-            watched=[*bounds.stop, *self._guards],
-            strips=bounds.guards is not None,
-            constraint=None if parser.thinking else bounds.constraint,
+            base=len(prompt),
+            watched=[*request.stop, *forbidden],
+            strips=not self.is_alone,
+            constraint=None if self.parser.thinking else self._constraint,
         )
         self._show(self._draft.show())
+        context.pending.append(block, missing, self._draft, samples=True, splits=self.is_alone)
 
-    @property
-    def block(self) -> Block:
-        return self.writer.block
+    @classmethod
+    def alone(cls, context: SessionContext) -> AnswerPhase:
+        """Return the phase of a single worker, which answers behind its prompt."""
+        return cls(context, NoTeam(context), context.common, context.prompt.tokens)
 
-    @property
-    def logprobs(self) -> tuple[TokenProbability, ...]:
-        """The drawn tokens; a token that a grammar forced is certain."""
-        return tuple(
-            TokenProbability(self._chat.decode([token]), math.log(max(probability, 1e-45)))
-            for token, probability in self._draft.drawn
+    @classmethod
+    def of_team(cls, context: SessionContext, team: Team, protocol: Protocol) -> AnswerPhase:
+        """Return the phase that follows a parallel phase."""
+        request = context.request
+        free = not request.constrains_answer
+        return cls(
+            context,
+            team,
+            Block(context.cache),
+            context.final_prompt,
+            forced=context.final_text if free and protocol.final_prompt != "close" else "",
+            max_tokens=protocol.answer_tokens if free else None,
+            forbidden=_forbidden(context, team, protocol),
         )
 
-    def banned(self) -> Collection[int]:
-        """Ids that must not come next."""
-        return self._draft.banned()
+    # What the session asks
 
-    def advance(self, drawn: SampledToken) -> list[int]:
-        """Take in a drawn token; returns the tokens to encode next, none at the end."""
-        tokens = [self._take(drawn)]
-        draft, constraint = self._draft, self._bounds.constraint
-        if constraint is None or self.parser.thinking:
-            return tokens if self.finish_reason is None else []
-        if draft.constraint is None:  # the thoughts have just ended
-            tokens += self._force(self._chat.encode("\n\n"))
-            draft.constraint = constraint
-        if self.finish_reason is None:
-            tokens += self._force(constraint.forced())
-        return tokens if self.finish_reason is None else []
+    @property
+    def over(self) -> bool:
+        return self._finish_reason is not None
 
-    def _force(self, forced: Sequence[int]) -> list[int]:
-        """Take tokens that the model is not asked about, as far as there is room for them."""
+    def following(self) -> Phase:
+        """Finish the session."""
+        context = self._context
+        if self.is_alone:
+            # The answer goes on where the prompt ends: a later prompt may start with both.
+            context.prefix.extend(context.common.tokens)
+            context.register_prefix()
+        return finish(
+            context,
+            self._team,
+            self.blocks,
+            self.parser.text,
+            self._finish_reason or "stop",
+            self.usage(),
+            thought=self.parser.thought,
+            calls=self.parser.calls,
+            logprobs=self._logprobs() if context.request.logprobs else (),
+        )
+
+    @property
+    def blocks(self) -> list[Block]:
+        own = [] if self.is_alone else [self.writer.block]
+        return [*self._team.blocks, *own]
+
+    def view(self, block: Block, draft: Draft | None) -> Sequence[Block]:
+        if block is self.writer.block:
+            return [*self._before, block]
+        return self._team.view(block, draft)
+
+    def unpublished(self) -> Collection[Block]:
+        return ()
+
+    def banned(self, draft: Draft) -> Collection[int]:
+        return draft.banned()
+
+    def usage(self) -> Usage:
+        usage, sampled = self._team.usage(), self.writer.num_sampled
+        return replace(usage, answer_tokens=sampled, thought_tokens=self._num_thought)
+
+    def _logprobs(self) -> tuple[TokenProbability, ...]:
+        """The sampled tokens; a token that a grammar forced is certain."""
+        decode = self._context.chat.decode
+        return tuple(
+            TokenProbability(decode([token]), math.log(max(probability, 1e-45)))
+            for token, probability in self._draft.sampled
+        )
+
+    # One step
+
+    def postprocess(self, sampled: Sequence[tuple[Draft, SampledToken]]) -> None:
+        for draft, token in sampled:
+            tokens = self._append(token)
+            if not self.over:
+                block = self.writer.block
+                self._context.pending.append(block, tokens, draft, samples=True)
+
+    def _append(self, token: SampledToken) -> list[int]:
+        """Append a sampled token, and those that the grammar forces; return what to encode."""
+        tokens = [self._append_one(token)]
+        if self._constraint is None or self.parser.thinking:
+            return tokens
+        if self._draft.constraint is None:  # the thoughts have just ended
+            tokens += self._force(self._context.chat.encode("\n\n"))
+            self._draft.constraint = self._constraint
+        if not self.over:
+            tokens += self._force(self._constraint.forced())
+        return tokens
+
+    def _force(self, tokens: Sequence[int]) -> list[int]:
+        """Append tokens that the model is not asked about, as far as the bounds allow."""
         taken = []
-        for token in forced:
-            if self.finish_reason is None:
-                taken.append(self._take(SampledToken(token, 1.0)))
+        for token in tokens:
+            if not self.over:
+                taken.append(self._append_one(SampledToken(token, 1.0)))
         return taken
 
-    def _take(self, drawn: SampledToken) -> int:
-        """Take in a token; returns the last one that stands then."""
+    def _append_one(self, token: SampledToken) -> int:
+        """Append a token; return the last one that stands then."""
+        draft, parser = self._draft, self.parser
         self.writer.num_sampled += 1
-        self.num_thought += self.parser.thinking
-        if drawn.token in self._chat.ends:
+        self._num_thought += parser.thinking
+        if token.token in self._context.chat.ends:
             self._end("stop", None)
-            return drawn.token
-        self.writer.seen.add(drawn.token)
-        fresh = self._draft.add(drawn)
-        constraint = self._draft.constraint
-        stop = self._found(self._bounds.stop, fresh)
-        guard = None if self.parser.calls else self._found(self._guards, fresh)
+            return token.token
+        self.writer.seen.add(token.token)
+        before = draft.add(token)
+        stop = draft.find(self._context.request.stop, before)
+        header = None if parser.calls else draft.find(self._forbidden, before)
         if stop is not None:
             self._end("stop", stop)
-        elif (constraint is not None and constraint.finished) or self.parser.repeats:
+        elif (draft.constraint is not None and draft.constraint.finished) or parser.repeats:
             self._end("stop", None)
-        elif self.writer.num_sampled >= self._bounds.max_tokens:
-            self._end("length", guard)
-        elif guard is not None and self._draft.attempts < MAX_REWINDS:
-            return self._rewind(guard)
+        elif self.writer.num_sampled >= self._max_tokens:
+            self._end("length", header)
+        elif header is not None and draft.rewinds < MAX_REWINDS:
+            return draft.rewind(draft.tokens_within(header))
         else:
-            self._show(self._draft.show())
-        return drawn.token
-
-    def _rewind(self, length: int) -> int:
-        """Go back to where the text had ``length`` characters; returns the last token there."""
-        keep = self._draft.tokens_within(length)
-        self._draft.rewind(keep)
-        last = self._draft.base + keep - 1
-        token = self.block.tokens[last]
-        self.block.truncate(last)
-        return token
-
-    def _found(self, strings: Sequence[str], fresh: int) -> int | None:
-        longest = max(map(len, strings), default=0)
-        since = max(len(self._draft.forced), fresh - longest)
-        return paragraphs.first_of(self._draft.text, strings, since)
+            self._show(draft.show())
+        return token.token
 
     def _end(self, reason: FinishReason, length: int | None) -> None:
-        cut = reason == "length"
-        self._show(self._draft.finish(length), final=True, cut=cut)
-        # Cut in the tags behind its last call, an answer is whole.
+        self._show(self._draft.finish(length), final=True, cut=reason == "length")
+        # An answer whose last call is complete is whole, even if a bound cut the tags behind it.
         called = bool(self.parser.calls) and self.parser.calls[-1].complete
-        self.finish_reason = "tool_calls" if called else reason
+        self._finish_reason = "tool_calls" if called else reason
         self.writer.done = True
 
     def _show(self, text: str, *, final: bool = False, cut: bool = False) -> None:
         for piece in self.parser.feed(text, final=final, cut=cut):
-            self._emit(self._event(piece))
+            self._context.emit(self._event(piece))
 
     def _event(self, piece: Piece) -> Event:
         index = self.writer.num_sampled
@@ -232,3 +220,26 @@ class AnswerPhase:
         call = len(self.parser.calls) - 1
         name = self.parser.calls[-1].name if piece.begins else None
         return events.CallToken(call, name, piece.text, index)
+
+
+def _parser(context: SessionContext, *, thinks: bool) -> OutputParser:
+    request, chat = context.request, context.chat
+    loose = request.tool_choice == "auto" and request.grammar is None
+    return OutputParser(
+        chat.tool_format if request.may_call else None,
+        [tool["function"]["name"] for tool in request.tools] if loose else (),
+        thinks=thinks,
+        is_open=chat.opens_thinking or request.constrains_answer,
+    )
+
+
+def _forbidden(context: SessionContext, team: Team, protocol: Protocol) -> list[str]:
+    """Return how headers start. Models take tools for members of the team and write their headers
+    too; a grammar has no room for any.
+    """
+    request, starts = context.request, list(team.header_starts)
+    if request.grammar is not None or not starts:
+        return []
+    names = [tool["function"]["name"] for tool in request.tools]
+    names += [name.capitalize() for name in names]
+    return starts + header_starts(protocol, names)

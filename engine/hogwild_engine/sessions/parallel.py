@@ -1,25 +1,26 @@
 """The parallel phase: workers write paragraphs, which end, repeat, move to the history, and stop.
 
-Decides from what the workers drew what happens next. Structure is read from this state, never from
-text: text only ends a paragraph, the protocol's rules say where.
+Decides from what the workers sampled what happens next. Structure is read from this state, never
+from text: text only ends a paragraph, where the protocol's rules say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
-from hogwild_engine.api import events, layout
-from hogwild_engine.api.events import Event, Paragraph, WorkerEnd
+from hogwild_engine.api import events
+from hogwild_engine.api.events import Paragraph, Usage, WorkerEnd
+from hogwild_engine.api.layout import LAYOUTS, SharedBlocks
 from hogwild_engine.api.protocol import Protocol
-from hogwild_engine.api.request import Request
 from hogwild_engine.cache.block import Block
-from hogwild_engine.cache.kv_cache import KVCache
-from hogwild_engine.sessions.draft import Draft
-from hogwild_engine.sessions.pending_tokens import PendingTokens
-from hogwild_engine.sessions.writer import Writer
+from hogwild_engine.sessions.answer import AnswerPhase
+from hogwild_engine.sessions.context import SessionContext
+from hogwild_engine.sessions.phase import Phase, finish
+from hogwild_engine.sessions.repeats import RepeatRule
+from hogwild_engine.sessions.writer import Draft, Writer
+from hogwild_engine.step.batch import view_len
 from hogwild_engine.step.sampling import SampledToken
 from hogwild_engine.text import paragraphs
-from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.prompt import missing_newlines
 
 
@@ -27,407 +28,406 @@ class ParallelPhase:
     """Workers of one session from their start to the end of the phase.
 
     Args:
-        request: what to do.
-        protocol: by which rules.
-        chat: turns text into ids and back.
-        cache: where blocks live.
-        ledger: takes what is to be encoded.
-        emit: takes events.
-        common: the block of prompt and history; the prompt is owed already.
+        context: the session; its prompt is pending already.
+        protocol: the rules that the workers write by.
 
     Attributes:
         step: steps done.
         history: paragraphs that this session added, in order.
-        num_forced: tokens that the protocol wrote.
-        header_starts: the texts that open a worker's header.
         ends: why each worker stopped, by name.
+        cut_short: the phase ended before the workers did.
+        shared: the blocks that no single worker owns.
+        layout: the rule that makes views.
+        writers: the workers, in order.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        protocol: Protocol,
-        chat: ChatTemplate,
-        cache: KVCache,
-        ledger: PendingTokens,
-        emit: Callable[[Event], None],
-        common: Block,
-    ) -> None:
+    def __init__(self, context: SessionContext, protocol: Protocol) -> None:
+        request, cache = context.request, context.cache
+        layout = LAYOUTS[request.layout]
+        self.layout = layout if request.sync_interval is not None else layout.isolated()
         self.protocol = protocol
         self.step = 0
         self.history: list[Paragraph] = []
-        self.num_forced = 0
-        self._request = request
-        self._chat = chat
-        self._ledger = ledger
-        self._emit = emit
-        self._code = protocol.paragraph_end == "fence"
-        self._stream = Block(cache) if request.layout == "arrival" else None
-        self._moves = layout.moves_paragraphs(request.layout) and request.sync_interval is not None
-        self._cache = cache
-        self._parts = layout.Parts(common, None, None, None)
-        self.writers = [
-            Writer(number, worker.name, Block(cache) if self._stream is None else self._stream)
-            for number, worker in enumerate(request.workers)
-        ]
-        names = [worker.name for worker in request.workers]
-        headed = self._stream is None
-        self.header_starts = paragraphs.header_starts(protocol, names) if headed else []
-        self._guards = self.header_starts if protocol.forbids_headers else []
-        self._banned = chat.structural - chat.ends
         self.ends: dict[str, WorkerEnd] = {}
+        self.cut_short = False
+        self._context = context
+        self._num_forced = len(context.final_prompt)
+        self._rule = RepeatRule(protocol, active=not layout.single_stream)
         self._since_intervention = 0
         self._stopped = self._closed = False
+        self._end_reason: WorkerEnd = "stop"  # of workers that still write when the phase ends
+        self._usage_at_end: dict[str, int] = {}
+        names = [worker.name for worker in request.workers]
+        stream = Block(cache)
+        self.writers = [
+            Writer(
+                number,
+                name,
+                stream if layout.single_stream else Block(cache),
+                context.prompt.tokens,
+            )
+            for number, name in enumerate(names)
+        ]
         for writer in self.writers:
             writer.paragraph = sum(p.worker == writer.name for p in request.history)
-
-    def start(self) -> None:
-        """Take the first pages: headers, and the workers' first paragraphs."""
-        if layout.shows_headers(self._request.layout):
-            self._make_headers()
+        headed = not layout.single_stream
+        self.header_starts = paragraphs.header_starts(protocol, names) if headed else []
+        self._forbidden = self.header_starts if protocol.forbids_headers else []
+        self._banned = context.chat.structural - context.chat.ends
+        self.shared: SharedBlocks[Block] = SharedBlocks(context.common)
+        if self.layout.has_headers:
+            self.shared = self._write_headers()
         self._start_workers()
+        self._check_budget()
 
-    def _make_headers(self) -> None:
+    def _write_headers(self) -> SharedBlocks[Block]:
         texts = (self.protocol.others_header, self.protocol.after_other, self.protocol.own_header)
-        made = {text: Block(self._cache) for text in dict.fromkeys(texts) if text}
-        self._parts = layout.Parts(self._parts.common, *(made.get(text) for text in texts))
-        for text, block in made.items():
-            self._force(block, text)
+        blocks = {text: Block(self._context.cache) for text in dict.fromkeys(texts) if text}
+        for text, block in blocks.items():
+            tokens = self._context.chat.encode(text)
+            self._num_forced += len(tokens)
+            self._context.pending.append(block, tokens)
+        return SharedBlocks(self._context.common, *(blocks.get(text) for text in texts))
 
     # What the session asks
 
     @property
+    def over(self) -> bool:
+        return self._stopped or all(writer.done for writer in self.writers)
+
+    def following(self) -> Phase:
+        """Close the phase; go on to the final answer, or join the paragraphs to one."""
+        context = self._context
+        self._usage_at_end = {
+            "stored_tokens": sum(map(len, self.blocks)),
+            "private_tokens": sum(view_len(self._view_of(w)) for w in self.writers),
+        }
+        self._close()
+        if context.request.answer == "write":
+            return AnswerPhase.of_team(context, self, self.protocol)
+        text = "\n\n".join(paragraph.text for paragraph in self.history)
+        if text:
+            context.emit(events.AnswerToken(text))
+        return finish(context, self, self.blocks, text, "stop", self.usage())
+
+    @property
     def blocks(self) -> list[Block]:
-        """Every block of the phase but the common one, each once."""
-        blocks = [writer.block for writer in self.writers]
-        blocks += [part for part in self._parts[1:] if part is not None]
+        own = [writer.block for writer in self.writers]
+        blocks = [*(block for block in self.shared if block is not None), *own]
         return list({id(block): block for block in blocks}.values())
 
-    @property
-    def _now(self) -> int:
-        """The step that is being worked on; the last one once the phase is closed."""
-        return self.step if self._closed else self.step + 1
-
-    @property
-    def running(self) -> bool:
-        return not self._stopped and not all(writer.done for writer in self.writers)
-
-    def view(self, block: Block, writer: Writer | None) -> list[Block]:
-        """What the writer of ``block`` reads; shared text reads the common block."""
-        common = self._parts.common
+    def view(self, block: Block, draft: Draft | None) -> list[Block]:
+        common = self.shared.common
         if block is common:
             return [common]
-        if writer is None:
+        if draft is None:  # a header, or the end of a closed paragraph
             return [common, block]
+        return self._view_of(draft.writer)
+
+    def _view_of(self, writer: Writer) -> list[Block]:
         others = [w.block for w in self.writers if w is not writer and len(w.block)]
-        return layout.view(
-            self._request.layout,
-            self._parts,
-            others,
-            block,
-            sees_others=self._request.sync_interval is not None,
-        )
+        return self.layout.view(self.shared, others, writer.block)
 
-    def answer_view(self, answer: Block) -> list[Block]:
-        """What the writer of the final answer reads: everything."""
-        written = [block for block in (w.block for w in self.writers) if len(block)]
-        written = written[:1] if self._stream is not None else written
-        return layout.answer_view(self._parts, written, answer)
+    def answer_context(self) -> list[Block]:
+        """Return the blocks that the writer of the final answer reads: everything."""
+        written = [writer.block for writer in self.writers if len(writer.block)]
+        if self.layout.single_stream:
+            written = written[:1]
+        return self.layout.answer_context(self.shared, written)
 
-    def hidden(self) -> list[Block]:
-        """Blocks of which others see nothing new in the coming pass."""
-        interval = self._request.sync_interval
-        if interval is not None and self.step % interval == 0:
-            return []
-        return [writer.block for writer in self.writers if writer.block is not self._stream]
-
-    def banned(self, writer: Writer) -> Collection[int]:
-        """Ids that ``writer`` must not draw: structure is not a worker's to write."""
-        draft = writer.draft
-        if draft and draft.constraint:
+    def unpublished(self) -> Collection[Block]:
+        interval = self._context.request.sync_interval
+        if self.layout.single_stream or (interval is not None and self.step % interval == 0):
             return ()
-        more = draft.banned() if draft else ()
+        return [writer.block for writer in self.writers]
+
+    def banned(self, draft: Draft) -> Collection[int]:
+        """Ids of structure, which is not a worker's to write, and what a rewind banned."""
+        if draft.constraint:
+            return ()
+        more = draft.banned()
         return self._banned | set(more) if more else self._banned
+
+    def usage(self) -> Usage:
+        return self._context.usage(
+            worker_tokens={writer.name: writer.num_sampled for writer in self.writers},
+            forced_tokens=self._num_forced,
+            steps=self.step,
+            **self._usage_at_end,
+        )
 
     # One step
 
-    def advance(self, writer: Writer, drawn: SampledToken) -> None:
-        """Take in the token that ``writer`` drew."""
-        draft = writer.draft
-        assert draft is not None
+    def postprocess(self, sampled: Sequence[tuple[Draft, SampledToken]]) -> None:
+        if not sampled:  # a step that encoded part of the prompt
+            return
+        for draft, token in sampled:
+            self._append(draft, token)
+        self.step += 1
+        names = tuple(draft.writer.name for draft, _ in sampled)
+        self._context.emit(events.Step(self.step, names))
+        if not self._stopped:
+            self._start_workers()
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        """End the phase when its steps are spent, or another step would leave no room."""
+        request, own = self._context.request, [writer.block for writer in self.writers]
+        if self.over:
+            return
+        spent = self.step >= request.max_steps
+        full = not self._context.budget.fits_step(self._longest_view(), self.blocks, own)
+        if spent or full:
+            self._stopped, self._end_reason = True, "length"
+            self.cut_short = full or request.answer == "join"
+
+    def _longest_view(self) -> int:
+        """Return a bound on the tokens of any view: a worker's, and the final answer's.
+
+        Lengths add up to it, so that no view is made only to be measured.
+        """
+        common, others_header, after_other, own_header = (
+            0 if block is None else len(block) for block in self.shared
+        )
+        own = [len(writer.block) for writer in self.writers]
+        if self.layout.single_stream:
+            return common + own[0]
+        if self._context.request.answer == "join" and not self.layout.shows_open_text:
+            return common + max(own)
+        separators = max(len(own) * after_other, (len(own) - 2) * after_other + own_header)
+        return common + others_header + separators + sum(own)
+
+    def _append(self, draft: Draft, token: SampledToken) -> None:
+        """Append the token that a worker sampled, and act on where its text stands then."""
+        writer, request = draft.writer, self._context.request
         writer.num_sampled += 1
         self._since_intervention += 1
-        if drawn.token in self._chat.ends:
-            self._end_turn(writer, draft, drawn)
+        if token.token in self._context.chat.ends:
+            self._end_turn(draft, token)
             return
-        writer.seen.add(drawn.token)
-        fresh = draft.add(drawn)
-        stop = self._found(draft, self._request.stop, fresh)
+        writer.seen.add(token.token)
+        before = draft.add(token)
+        stop = draft.find(request.stop, before)
         if stop is not None:
-            if self._says_something(draft, stop):
-                if self._stream is not None:
-                    self._keep(writer, draft, stop, complete=True)
-                else:
-                    self._end_paragraph(writer, draft, stop, cut=True)
+            if self._rule.has_content(draft, stop):
+                self._end_paragraph(draft, stop, cut=True)
             self._retire(writer, "stop")
             return
         if draft.constraint is not None:
             if draft.constraint.finished:
-                self._end_bound(writer, draft, by_token=False)
+                self._end_paragraph(draft, len(draft.text), cut=False)
+                self._retire(writer, "end_of_turn")
             else:
-                self._show(writer, draft.show())
-                self._ledger.owe(writer.block, [drawn.token], writer, samples=True)
+                self._go_on(draft, token.token)
             return
-        guard = self._found(draft, self._guards, fresh)
-        if guard is not None:
-            self._end_paragraph(writer, draft, guard, cut=True)
+        header = draft.find(self._forbidden, before)
+        if header is not None:
+            self._end_paragraph(draft, header, cut=True)
             return
-        if self._code and _written(draft).startswith("```"):
+        if self._rule.is_code and draft.own_text().lstrip().startswith("```"):
             self._retire(writer, "end_of_turn")  # it closes the forced fence: nothing is left
             return
-        if not draft.committed and self._commit(writer, draft):
+        if not draft.committed and self._rewound_as_repeat(draft):
             return
         end = None
-        if self._stream is None:
-            end = self._end_of_paragraph(draft.text, fresh)
+        if not self.layout.single_stream:
+            rule, min_chars = self.protocol.paragraph_end, self.protocol.min_chars
+            end = paragraphs.paragraph_end(draft.text, before, rule, min_chars)
         if end is not None:
-            self._end_paragraph(writer, draft, end, cut=bool(draft.text[end:].strip()))
-            return
-        self._show(writer, draft.show())
-        self._ledger.owe(writer.block, [drawn.token], writer, samples=True)
+            self._end_paragraph(draft, end, cut=bool(draft.text[end:].strip()))
+        else:
+            self._go_on(draft, token.token)
 
-    def end_step(self, drew: Sequence[Writer]) -> None:
-        """All workers of this step have advanced."""
-        self.step += 1
-        self._emit(events.Step(self.step, tuple(writer.name for writer in drew)))
-        if not self._stopped:
-            self._start_workers()
-
-    def close(self, reason: WorkerEnd) -> None:
-        """End the phase: what is written of open paragraphs stays, and counts as incomplete."""
-        self._closed = True
-        self._ledger.silence()
-        for writer in self.writers:
-            draft = writer.draft
-            if draft is not None and self._says_something(draft):
-                self._keep(writer, draft, None, complete=False)
-            self._retire(writer, reason)
+    def _go_on(self, draft: Draft, token: int) -> None:
+        self._show(draft, draft.show())
+        self._context.pending.append(draft.writer.block, [token], draft, samples=True)
 
     # Paragraphs
 
     def _start_workers(self) -> None:
         for writer in self.writers:
-            nobody_writes = not any(other.active for other in self.writers)
-            due = nobody_writes or self.protocol.stagger * writer.number <= self.step
+            idle = all(other.draft is None for other in self.writers)
+            due = idle or self.protocol.stagger * writer.number <= self.step
             if due and writer.draft is None and not writer.done:
                 self._open_paragraph(writer)
 
-    def _open_paragraph(self, writer: Writer, lead: Sequence[int] = ()) -> None:
-        """Start ``writer``'s next paragraph, behind the ``lead`` tokens that are still owed to its
-        block.
-        """
+    def _open_paragraph(self, writer: Writer, pending: Sequence[int] = ()) -> None:
+        """Start ``writer``'s next paragraph, behind ``pending`` tokens of its block."""
+        request, chat, protocol = self._context.request, self._context.chat, self.protocol
         first = writer.num_sampled == 0
         writer.paragraph += 1
-        bound = self._request.worker_grammar
-        forced = self.protocol.forced_prefix if bound is None else ""
-        if first and bound is None and not self._request.history:
-            forced += self.protocol.first_prefix_for(writer.number, writer.name)
-        every = self.protocol.intervention_tokens
+        grammar = request.worker_grammar
+        forced = protocol.forced_prefix if grammar is None else ""
+        if first and grammar is None and not request.history:
+            forced += protocol.first_prefix_for(writer.number, writer.name)
+        every = protocol.intervention_tokens
         if not first and every is not None and self._since_intervention >= every:
             self._since_intervention = 0
-            forced += " " + self.protocol.intervention
-            text = self.protocol.intervention
-            self._emit(events.Intervention(self._now, writer.name, text))
+            text = protocol.intervention
+            forced += " " + text
+            self._context.emit(events.Intervention(self._current_step, writer.name, text))
         header = ""
-        if self._stream is None:
-            header = self.protocol.header_for(writer.name, writer.paragraph)
+        if not self.layout.single_stream:
+            header = protocol.header_for(writer.name, writer.paragraph)
+        # A first token to sample behind, where neither header nor prefix has one.
+        tokens = [*pending, *chat.encode(header + forced)] or chat.encode("\n")
+        self._num_forced += len(tokens) - len(pending)
         start = len(writer.block)
-        tokens = [*lead, *self._chat.encode(header + forced)]
-        if not tokens:  # a first row to draw from
-            tokens = self._chat.encode("\n")
-        self.num_forced += len(tokens) - len(lead)
-        self._ledger.owe(writer.block, tokens, writer, samples=True)
-        writer.draft = Draft(
-            self._chat.decode,
-            self._chat.hidden,
+        draft = Draft(
+            writer,
+            chat,
             forced,
-            base=len(writer.block),
             start=start,
-            watched=[*self._request.stop, *self._guards],
-            committed=self.protocol.max_repeats is None or self._stream is not None or bool(bound),
-            constraint=bound and self._chat.grammars.compile(bound, self._request.max_steps),
+            base=start + len(tokens),
+            watched=[*request.stop, *self._forbidden],
+            committed=not self._rule.active or grammar is not None,
+            constraint=grammar and chat.grammars.compile(grammar, request.max_steps),
         )
-        self._show(writer, writer.draft.show())
+        self._context.pending.append(writer.block, tokens, draft, samples=True)
+        self._show(draft, draft.show())
 
-    def _end_turn(self, writer: Writer, draft: Draft, drawn: SampledToken) -> None:
-        """The worker drew an end-of-turn token."""
-        if draft.constraint is not None:
-            self._end_bound(writer, draft, by_token=True)
-            return
-        says = self._says_something(draft)
+    def _end_turn(self, draft: Draft, token: SampledToken) -> None:
+        """Act on an end-of-turn token, which ends a paragraph, a worker or the session."""
+        writer = draft.writer
         ends_session = self.protocol.end_of_turn == "ends_session"
-        if says and not ends_session and self._stream is None:
-            self._end_paragraph(writer, draft, len(draft.text), cut=True)
-            return
-        stub = None if says or ends_session else self._stub_end(draft, len(draft.text))
-        if stub is not None and self._stream is None:  # it took something on
-            has_filler = bool(draft.text[stub:].strip())
-            keep = draft.tokens_within(stub) if has_filler else len(draft.drawn)
-            draft.add(drawn)
-            self._retry(writer, draft, keep)
-            return
-        if says:
-            self._keep(writer, draft, None, complete=True)
+        if draft.constraint is not None:
+            self._end_paragraph(draft, len(draft.text), cut=True)
+        elif self._rule.has_content(draft):
+            if not ends_session and not self.layout.single_stream:
+                self._end_paragraph(draft, len(draft.text), cut=True)
+                return
+            self._add_to_history(draft, None, complete=True)
+        elif not ends_session:
+            stub = self._rule.stub_end(draft, len(draft.text))
+            if stub is not None:  # it has taken a function on: let it write the body
+                has_filler = bool(draft.text[stub:].strip())
+                keep = draft.tokens_within(stub) if has_filler else len(draft.sampled)
+                draft.add(token)
+                self._rewind(draft, keep)
+                return
         self._retire(writer, "end_of_turn")
-        self._stopped = self._stopped or ends_session
+        self._stopped = self._stopped or (ends_session and draft.constraint is None)
 
-    def _end_bound(self, writer: Writer, draft: Draft, *, by_token: bool) -> None:
-        """The text is all that the workers' grammar wants: the worker is done."""
-        if self._stream is not None:
-            self._keep(writer, draft, None, complete=True)
-        else:
-            self._end_paragraph(writer, draft, len(draft.text), cut=by_token)
-        self._retire(writer, "end_of_turn")
+    def _end_paragraph(self, draft: Draft, length: int, *, cut: bool) -> None:
+        """Close the paragraph after ``length`` characters, and open the worker's next one.
 
-    def _end_paragraph(self, writer: Writer, draft: Draft, length: int, *, cut: bool) -> None:
-        """Close the paragraph after ``length`` characters; ``cut`` leaves out tokens that reach
-        beyond.
+        Args:
+            draft: the paragraph.
+            length: characters of its text that stay.
+            cut: leave out the tokens that reach beyond.
         """
-        text = draft.text[:length]
-        rewinds = self.protocol.max_repeats is not None and draft.constraint is None
-        if rewinds and not self._says_something(draft, length):
-            stub = self._stub_end(draft, length)
-            self._retry(writer, draft, 0 if stub is None else draft.tokens_within(stub))
+        if self.layout.single_stream:  # its tokens stay, and it is the worker's only one
+            is_whole = length == len(draft.text)
+            self._add_to_history(draft, None if is_whole else length, complete=True)
             return
-        if not draft.committed and self._commit(writer, draft, ended=True):
-            return
-        raw = draft.text
-        kept = draft.tokens_within(length) if cut else len(draft.drawn)
-        self._keep(writer, draft, length, complete=True)
+        if self._rule.active and draft.constraint is None:
+            if not self._rule.has_content(draft, length):
+                stub = self._rule.stub_end(draft, length)
+                self._rewind(draft, 0 if stub is None else draft.tokens_within(stub))
+                return
+            if not draft.committed and self._rewound_as_repeat(draft, ended=True):
+                return
+        text = draft.text[:length] if cut else draft.text
+        kept = draft.tokens_within(length)
+        self._add_to_history(draft, length, complete=True)
         ending: list[int] = []
         if cut:
-            writer.block.truncate(draft.base + kept)
-            raw = text
+            draft.writer.block.truncate(draft.base + kept)
         else:
-            ending = [draft.drawn[-1].token]
-        self._move_and_reopen(writer, ending, self._closing(raw))
+            ending = [draft.sampled[-1].token]
+        self._move_and_reopen(draft.writer, ending, self._closing(text))
 
     def _closing(self, text: str) -> list[int]:
-        """What must follow a paragraph's text so that the next one starts after a blank line."""
+        """Return what must follow a paragraph so that the next one starts after a blank line."""
         closing = ""
         if paragraphs.fence_is_open(text):
             closing = ("" if text.endswith("\n") else "\n") + "```"
-        return self._chat.encode(closing + missing_newlines(text + closing))
+        return self._context.chat.encode(closing + missing_newlines(text + closing))
 
     def _move_and_reopen(self, writer: Writer, ending: list[int], closing: list[int]) -> None:
+        """Move the paragraph to the end of the common block, if the layout does, and go on.
+
+        ``ending`` is the token that ended it, which is not encoded yet: it closes the paragraph or
+        opens the worker's next block, as the protocol says.
+        """
+        pending, common = self._context.pending, self.shared.common
         opens = self.protocol.ending_token == "opens" and bool(ending)
-        lead = ending if opens else [*ending, *closing]
+        tokens = ending if opens else [*ending, *closing]
         if not opens:
-            self.num_forced += len(closing)
-        if self._moves:
-            writer.block.move_to(self._parts.common)
+            self._num_forced += len(closing)
+        if self.layout.moves_paragraphs:
+            writer.block.move_to(common)
             if not opens:
-                self._ledger.owe(self._parts.common, lead)
-                lead = []
+                pending.append(common, tokens)
+                tokens = []
         writer.draft = None
         if self.protocol.stops_on_boxed and paragraphs.boxed_answer(self.history[-1].text):
             self._stopped = True
-            self._ledger.owe(self._parts.common if self._moves else writer.block, lead)
-            return
-        self._open_paragraph(writer, lead)
+            pending.append(common if self.layout.moves_paragraphs else writer.block, tokens)
+        else:
+            self._open_paragraph(writer, tokens)
 
-    def _keep(self, writer: Writer, draft: Draft, length: int | None, *, complete: bool) -> None:
-        """Add the paragraph to the history."""
+    def _add_to_history(self, draft: Draft, length: int | None, *, complete: bool) -> None:
         draft.committed = True
-        self._show(writer, draft.finish(length, closes_fence=True))
-        paragraph = Paragraph(writer.name, writer.paragraph, draft.shown, complete, step=self._now)
+        self._show(draft, draft.finish(length, closes_fence=True))
+        writer, step = draft.writer, self._current_step
+        paragraph = Paragraph(writer.name, writer.paragraph, draft.shown, complete, step=step)
         self.history.append(paragraph)
-        self._emit(events.ParagraphFinished(self._now, len(self.history) - 1, paragraph))
+        self._context.emit(events.ParagraphFinished(step, len(self.history) - 1, paragraph))
 
     def _retire(self, writer: Writer, reason: WorkerEnd) -> None:
-        """The worker writes no more; an open paragraph that is not in the history is dropped."""
+        """Let the worker write no more; drop an open paragraph that is not in the history."""
         if writer.done:
             return
         draft, writer.draft, writer.done = writer.draft, None, True
-        if draft is not None and self._stream is None and not self._in_history(writer):
-            self._ledger.forget(writer.block)
+        if draft is not None and not self.layout.single_stream and not self._in_history(writer):
+            self._context.pending.drop(writer.block)
             writer.block.truncate(draft.start)
         self.ends[writer.name] = reason
-        self._emit(events.WorkerFinished(self._now, writer.name, reason))
+        self._context.emit(events.WorkerFinished(self._current_step, writer.name, reason))
 
     def _in_history(self, writer: Writer) -> bool:
-        last = [p.number for p in self.history if p.worker == writer.name]
-        return bool(last) and last[-1] == writer.paragraph
+        numbers = [p.number for p in self.history if p.worker == writer.name]
+        return bool(numbers) and numbers[-1] == writer.paragraph
 
-    # Repeats
+    def _close(self) -> None:
+        """End the phase: what is written of open paragraphs stays, and counts as incomplete."""
+        self._closed = True
+        self._context.pending.stop_sampling()
+        for writer in self.writers:
+            if writer.draft is not None and self._rule.has_content(writer.draft):
+                self._add_to_history(writer.draft, None, complete=False)
+            self._retire(writer, self._end_reason)
 
-    def _commit(self, writer: Writer, draft: Draft, *, ended: bool = False) -> bool:
-        """Compare the paragraph's opening with the others', and let it show once it will not be
-        rewound any more; returns whether it was rewound or dropped.
-        """
-        if not draft.registered:
-            span = paragraphs.opening(draft.text, code=self._code, ended=ended)
-            if span is None:
-                return False
-            others = [p.text for p in (*self._request.history, *self.history)]
-            others += [w.draft.text for w in self.writers if w.draft and w.draft.registered]
-            if paragraphs.repeats(span.key, others, code=self._code):
-                self._retry(writer, draft, draft.weakest_within(span.start, span.stop))
-                return True
-            draft.registered = True
-        whole_lines = draft.text.rfind("\n") + 1
-        draft.committed = not self._code or self._says_something(draft, whole_lines)
-        return False
+    # Rewinds
 
-    def _stub_end(self, draft: Draft, length: int) -> int | None:
-        """Where in the text the body is missing of the function that its first ``length``
-        characters begin; ``None`` where they begin none, or nothing is ever rewound.
-        """
-        if not self._code or self.protocol.max_repeats is None:
-            return None
-        own = len(draft.forced)
-        stub = paragraphs.stub_end(draft.text[own:length])
-        return None if stub is None else own + stub
+    def _rewound_as_repeat(self, draft: Draft, *, ended: bool = False) -> bool:
+        """Rewind the paragraph if it starts like another one; return whether it does."""
+        others = [p.text for p in (*self._context.request.history, *self.history)]
+        others += [w.draft.text for w in self.writers if w.draft and w.draft.registered]
+        keep = self._rule.commit(draft, others, ended=ended)
+        if keep is None:
+            return False
+        self._rewind(draft, keep)
+        return True
 
-    def _retry(self, writer: Writer, draft: Draft, keep: int) -> None:
-        """Rewind to behind the first ``keep`` drawn tokens, or let the worker go where that was
-        tried enough.
-        """
-        limit = self.protocol.max_repeats or 0
-        if draft.attempts >= limit or not draft.drawn:
-            self._retire(writer, "repeats")
+    def _rewind(self, draft: Draft, keep: int) -> None:
+        """Rewind to the first ``keep`` tokens, or retire the worker that was rewound enough."""
+        if not self._rule.allows_rewind(draft):
+            self._retire(draft.writer, "repeats")
             return
-        draft.rewind(keep)
-        last = draft.base + keep - 1
-        token = writer.block.tokens[last]
-        writer.block.truncate(last)
-        self._ledger.owe(writer.block, [token], writer, samples=True)
+        token = draft.rewind(keep)
+        self._context.pending.append(draft.writer.block, [token], draft, samples=True)
 
-    # Small things
+    # Events
 
-    def _force(self, block: Block, text: str) -> None:
-        tokens = self._chat.encode(text)
-        self.num_forced += len(tokens)
-        self._ledger.owe(block, tokens)
+    @property
+    def _current_step(self) -> int:
+        """The step that is being worked on; the last one once the phase is closed."""
+        return self.step if self._closed else self.step + 1
 
-    def _found(self, draft: Draft, strings: Sequence[str], fresh: int) -> int | None:
-        longest = max(map(len, strings), default=0)
-        since = max(len(draft.forced), fresh - longest)
-        return paragraphs.first_of(draft.text, strings, since) if strings else None
-
-    def _end_of_paragraph(self, text: str, fresh: int) -> int | None:
-        rule, min_chars = self.protocol.paragraph_end, self.protocol.min_chars
-        return paragraphs.paragraph_end(text, fresh, rule, min_chars)
-
-    def _says_something(self, draft: Draft, length: int | None = None) -> bool:
-        """Whether the worker itself wrote anything in the first ``length`` characters."""
-        return paragraphs.has_content(draft.text[len(draft.forced) : length], code=self._code)
-
-    def _show(self, writer: Writer, text: str) -> None:
+    def _show(self, draft: Draft, text: str) -> None:
         if text:
-            self._emit(events.Token(self._now, writer.name, writer.paragraph, text))
-
-
-def _written(draft: Draft) -> str:
-    """What the worker itself wrote, white space in front left out."""
-    return draft.text[len(draft.forced) :].lstrip()
+            writer = draft.writer
+            event = events.Token(self._current_step, writer.name, writer.paragraph, text)
+            self._context.emit(event)

@@ -1,136 +1,119 @@
-"""Tokens of a session's blocks whose keys and values are still missing, in the order in which they
-are encoded.
-"""
+"""Tokens of a session's blocks whose keys and values are not computed yet, in encoding order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hogwild_engine.cache.block import Block
-from hogwild_engine.sessions.writer import Writer
+from hogwild_engine.sessions.writer import Draft
 from hogwild_engine.step.batch import Chunk
 
-ViewOf = Callable[[Block, Writer | None], Sequence[Block]]
+ViewOf = Callable[[Block, Draft | None], Sequence[Block]]
 
 
 @dataclass(slots=True)
-class Owed:
-    """A run of tokens of one block.
+class PendingChunk:
+    """A run of pending tokens of one block.
 
     Args:
         block: holds the ids.
-        start: local position of the first.
+        start: block-local position of the first.
         count: how many.
-        writer: whose they are; ``None`` for shared text.
-        samples: the writer draws its next token behind them.
-        splits: may be encoded over several passes.
+        draft: the paragraph they belong to; ``None`` for text that no writer owns.
+        samples: the draft's next token is sampled behind them.
+        splits: may be encoded over several steps.
     """
 
     block: Block
     start: int
     count: int
-    writer: Writer | None = None
-    samples: bool = False
-    splits: bool = False
-
-
-class Encoded(NamedTuple):
-    """One entry of the log of passes: what a writer's tokens were in pass ``number``."""
-
-    number: int
-    writer: int | None
-    tokens: tuple[int, ...]
+    draft: Draft | None
+    samples: bool
+    splits: bool
 
 
 class PendingTokens:
-    """What a session owes to its next passes, and the log of those that were."""
+    """What a session still has to encode.
+
+    Attributes:
+        num_steps: forward steps that encoded anything of it.
+    """
 
     def __init__(self) -> None:
-        self._owed: list[Owed] = []
-        self.log: list[Encoded] = []
-        self.num_passes = 0
+        self._chunks: list[PendingChunk] = []
+        self.num_steps = 0
 
-    def owe(
+    def append(
         self,
         block: Block,
         tokens: Sequence[int],
-        writer: Writer | None = None,
+        draft: Draft | None = None,
         *,
         samples: bool = False,
         splits: bool = False,
     ) -> None:
-        """Append ``tokens`` to ``block``, to be encoded in the next pass."""
+        """Append ``tokens`` to ``block``, to be encoded in the next step."""
         if tokens:
             start = len(block)
             block.append(tokens)
-            self._owed.append(Owed(block, start, len(tokens), writer, samples, splits))
+            self._chunks.append(PendingChunk(block, start, len(tokens), draft, samples, splits))
 
-    def recall(self, block: Block, start: int, stop: int) -> None:
-        """Log the tokens ``start … stop - 1`` of ``block``, shared text that is encoded already,
-        and owe them no more.
-        """
-        tokens = tuple(block.tokens[start:stop])
-        self.log.append(Encoded(self.num_passes, None, tokens))
-        for owed in self._owed:
-            if owed.block is block and owed.start == start:
-                owed.start, owed.count = stop, owed.count - len(tokens)
+    def skip(self, block: Block, start: int, stop: int) -> None:
+        """Do not encode the tokens ``start … stop - 1`` of ``block``: they came from the cache."""
+        for chunk in self._chunks:
+            if chunk.block is block and chunk.start == start:
+                chunk.start, chunk.count = stop, chunk.count - (stop - start)
 
-    def forget(self, block: Block) -> None:
-        """Drop what is owed for ``block``; call before it is truncated."""
-        self._owed = [owed for owed in self._owed if owed.block is not block]
+    def drop(self, block: Block) -> None:
+        """Encode nothing more of ``block``; call it before the block is truncated."""
+        self._chunks = [chunk for chunk in self._chunks if chunk.block is not block]
 
-    def silence(self) -> None:
-        """Let nobody draw behind what is owed."""
-        for owed in self._owed:
-            owed.samples = False
+    def stop_sampling(self) -> None:
+        """Sample nothing behind what is pending."""
+        for chunk in self._chunks:
+            chunk.samples = False
 
     @property
     def num_tokens(self) -> int:
-        return sum(owed.count for owed in self._owed)
+        return sum(chunk.count for chunk in self._chunks)
 
     def encoded_len(self, block: Block) -> int:
-        """Tokens of ``block`` that are owed no more."""
-        starts = [owed.start for owed in self._owed if owed.block is block]
+        """Return how many tokens of ``block`` are encoded."""
+        starts = [chunk.start for chunk in self._chunks if chunk.block is block]
         return min(starts, default=len(block))
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the next pass may be split."""
-        return any(owed.splits for owed in self._owed)
+        """Whether the next step may take part of it."""
+        return any(chunk.splits for chunk in self._chunks)
 
-    def take(self, limit: int, view_of: ViewOf) -> tuple[list[Chunk], list[Writer]]:
-        """The next pass's feeds, and the writers that draw from it in the order of their rows.
+    def schedule(self, limit: int, view_of: ViewOf) -> tuple[list[Chunk], list[Draft]]:
+        """Take the next step's chunks, and the drafts that sample behind them, in their order.
 
         Args:
-            limit: tokens to take at most; what cannot be split is taken whole, all of it together.
-            view_of: what a writer reads.
+            limit: tokens to take at most; what cannot be split is taken all together.
+            view_of: what the writer of a block reads.
         """
-        feeds: list[Chunk] = []
-        drawing: list[Writer] = []
-        while self._owed:
-            owed = self._owed[0]
-            whole = owed.count if owed.splits else self.num_tokens
-            if whole > limit and (feeds or owed.splits):
-                count = min(owed.count, limit) if owed.splits else 0
+        taken: list[Chunk] = []
+        drafts: list[Draft] = []
+        while self._chunks:
+            chunk = self._chunks[0]
+            whole = chunk.count if chunk.splits else self.num_tokens
+            if whole > limit and (taken or chunk.splits):
+                count = min(chunk.count, limit) if chunk.splits else 0
                 if count > 0:
-                    feeds.append(self._feed(owed, count, view_of))
-                    owed.start += count
-                    owed.count -= count
+                    view = view_of(chunk.block, chunk.draft)
+                    taken.append(Chunk(chunk.block, chunk.start, count, view))
+                    chunk.start += count
+                    chunk.count -= count
                 break
-            self._owed.pop(0)
-            limit -= owed.count
-            feeds.append(self._feed(owed, owed.count, view_of))
-            if owed.samples and owed.writer is not None:
-                drawing.append(owed.writer)
-        self.num_passes += bool(feeds)
-        return feeds, drawing
-
-    def _feed(self, owed: Owed, count: int, view_of: ViewOf) -> Chunk:
-        number = owed.writer.number if owed.writer else None
-        tokens = tuple(owed.block.tokens[owed.start : owed.start + count])
-        self.log.append(Encoded(self.num_passes, number, tokens))
-        view = view_of(owed.block, owed.writer)
-        samples = owed.samples and count == owed.count
-        return Chunk(owed.block, owed.start, count, view, samples)
+            self._chunks.pop(0)
+            limit -= chunk.count
+            view, samples = view_of(chunk.block, chunk.draft), False
+            if chunk.samples and chunk.draft is not None:
+                drafts.append(chunk.draft)
+                samples = True
+            taken.append(Chunk(chunk.block, chunk.start, chunk.count, view, samples))
+        self.num_steps += bool(taken)
+        return taken, drafts

@@ -1,33 +1,31 @@
-"""One forward pass as data: which tokens, where they are written, what each of them reads. Plain
-integers that pickle.
+"""One forward step as data: which tokens, where they are written, what each of them reads.
 
-A row is a row: prompt, decoded token, header and final prompt are the same thing here. Rows of one
-session are contiguous.
+Plain integers that pickle. Prompt tokens, decoded tokens, headers and final-answer prompts are the
+same thing here: *query tokens*. Those of one session are consecutive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from hogwild_engine.cache.block import Block
-from hogwild_kernels import BlockRead, Run
+from hogwild_kernels import BlockRead
 
-LONG_FEED = 256
-"""A feed of so many rows may attend on its own, by kernels for long sequences. Not measured yet."""
+LONG_CHUNK = 256
+"""A chunk of so many tokens may attend by kernels for long sequences. Not measured yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens of one block that a pass encodes.
+    """Consecutive tokens of one block that a step encodes.
 
     Args:
         block: holds their ids already; their keys and values are missing.
         start: local position of the first of them.
         count: how many they are, at least one.
         view: the blocks that they read, in order; ``block`` comes last.
-        samples: whether the next token is drawn from the last row's logits.
+        samples: whether the next token is sampled from the last one's logits.
     """
 
     block: Block
@@ -39,108 +37,89 @@ class Chunk:
 
 @dataclass
 class Batch:
-    """All rows of one pass.
+    """All query tokens of one step.
 
     Attributes:
-        tokens: token id of each row.
-        positions: block-local position of each row.
-        slots: where each row's key and value go.
-        sampled: rows whose logits are wanted, in the order of the sampling feeds.
-        entries: what the rows read, by `BlockRead`.
-        long: the rows of each long feed.
+        tokens: token id of each query token.
+        positions: block-local position of each.
+        slots: where the key and value of each go.
+        logit_indices: query tokens whose logits are wanted, in the order of the chunks that sample.
+        reads: which blocks the query tokens read.
+        long_chunks: the query tokens of each long chunk.
     """
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    sampled: list[int] = field(default_factory=list)
-    entries: list[BlockRead] = field(default_factory=list)
-    long: list[range] = field(default_factory=list)
+    logit_indices: list[int] = field(default_factory=list)
+    reads: list[BlockRead] = field(default_factory=list)
+    long_chunks: list[range] = field(default_factory=list)
 
-    def add_session(self, feeds: Sequence[Chunk], hidden: Collection[Block] = ()) -> None:
-        """Add one session's rows.
 
-        Args:
-            feeds: what is encoded, in order; several may belong to one block.
-            hidden: blocks of which others see no more than before. All others become visible whole,
-                tokens of this pass included.
-        """
-        unseen = {id(block) for block in hidden}
-        for number, block in {id(block): block for feed in feeds for block in feed.view}.items():
-            if number not in unseen:
-                block.visible_len = len(block)
-        entries: dict[tuple[int, int], BlockRead] = {}
-        for feed in feeds:
-            stop = feed.start + feed.count
-            self._read(feed, entries)
-            if feed.count >= LONG_FEED:
-                self.long.append(range(len(self.tokens), len(self.tokens) + feed.count))
-            self.tokens += feed.block.tokens[feed.start : stop]
-            self.positions += range(feed.start, stop)
-            self.slots += feed.block.slots(feed.start, stop)
-            if feed.samples:
-                self.sampled.append(len(self.tokens) - 1)
-        self.entries += entries.values()
+def build_batch(sessions: Sequence[Sequence[Chunk]]) -> Batch:
+    """Put the chunks of all sessions into one batch. Reads blocks and changes none.
 
-    def _read(self, feed: Chunk, entries: dict[tuple[int, int], BlockRead]) -> None:
-        row, start, count = len(self.tokens), feed.start, feed.count
-        lengths = [block.visible_len for block in feed.view[:-1]]
-        own_start = sum(lengths)
-        block_start = 0
-        appearances: dict[int, int] = {}
-        for block, length in zip(feed.view, [*lengths, start + count], strict=True):
-            appearance = appearances[id(block)] = appearances.get(id(block), -1) + 1
-            if length:
-                key = (id(block), appearance)
-                entry = entries.get(key)
-                if entry is None:
-                    entry = entries[key] = BlockRead(list(block.pages), row, [], [], [])
-                if unread := row - entry.first_row - len(entry.hi):
-                    for column in (entry.deltas, entry.hi, entry.offsets):
-                        column.extend([0] * unread)
-                own = block is feed.view[-1]
-                first = own_start + start - block_start
-                entry.deltas.extend([own_start - block_start] * count)
-                entry.hi.extend(range(start + 1, start + count + 1) if own else [length] * count)
-                entry.offsets.extend(range(first, first + count))
-            block_start += length
+    Args:
+        sessions: the chunks of each session, in order; several may belong to one block.
+    """
+    batch = Batch()
+    for chunks in sessions:
+        reads: dict[tuple[int, int], BlockRead] = {}
+        for chunk in chunks:
+            _add_reads(reads, chunk, len(batch.tokens))
+            first, stop = len(batch.tokens), chunk.start + chunk.count
+            if chunk.count >= LONG_CHUNK:
+                batch.long_chunks.append(range(first, first + chunk.count))
+            batch.tokens += chunk.block.tokens[chunk.start : stop]
+            batch.positions += range(chunk.start, stop)
+            batch.slots += chunk.block.slots(chunk.start, stop)
+            if chunk.samples:
+                batch.logit_indices.append(len(batch.tokens) - 1)
+        batch.reads += reads.values()
+    return batch
 
-    def runs(self, window: int | None) -> tuple[Run, ...]:
-        """What the rows of long feeds read in layers with this window."""
-        first_pairs = list(accumulate((len(entry.hi) for entry in self.entries), initial=0))
-        found: list[Run] = []
-        for rows in self.long:
-            for number, entry in enumerate(self.entries):
-                index = rows.start - entry.first_row
-                if 0 <= index < len(entry.hi) and entry.hi[index]:
-                    hi = entry.hi[index + len(rows) - 1]
-                    pair = first_pairs[number] + index
-                    run = Run(rows.start, len(rows), number, pair, 0, hi, (-1, -1))
-                    found += _runs(run, entry, index, window)
-        return tuple(found)
+
+def _add_reads(reads: dict[tuple[int, int], BlockRead], chunk: Chunk, row: int) -> None:
+    """Add what one chunk reads, whose first query token is number ``row``.
+
+    A block starts in the view where the visible tokens of the blocks before it end. Say that Alice
+    writes the third token of her paragraph (start 2, count 1), and her view is
+
+        [common: 100 tokens] [Bob's paragraph: 7] [separator: 2] [Alice's own]
+
+    Her own block starts at 109. So her query is rotated by 109 - 0 more positions before it meets
+    keys of the common block, by 109 - 100 = 9 for Bob's paragraph, by 2 for the separator, and by
+    0 for her own block: these are the deltas. Her token stands at 111 in the view, so the offsets
+    are 111, 11, 4 and 2. She sees 100, 7 and 2 tokens of the other blocks and 3 of her own: ``hi``.
+
+    ``reads`` is keyed by block and by how often the block stood in the view before: a separator may
+    stand there twice. Query tokens between two readers of a block get ``hi`` 0.
+    """
+    lengths = [block.visible_len for block in chunk.view[:-1]]
+    own_start, block_start = sum(lengths), 0
+    appearances: dict[int, int] = {}
+    for block, length in zip(chunk.view, [*lengths, chunk.start + chunk.count], strict=True):
+        appearance = appearances[id(block)] = appearances.get(id(block), -1) + 1
+        if length:
+            key = (id(block), appearance)
+            read = reads.get(key)
+            if read is None:
+                read = reads[key] = BlockRead(list(block.pages), row, [], [], [])
+            if skipped := row - read.first_row - len(read.hi):
+                for column in (read.deltas, read.hi, read.offsets):
+                    column.extend([0] * skipped)
+            is_own = block is chunk.view[-1]
+            first = own_start + chunk.start - block_start
+            read.deltas.extend([own_start - block_start] * chunk.count)
+            read.hi.extend(
+                range(chunk.start + 1, chunk.start + chunk.count + 1)
+                if is_own
+                else [length] * chunk.count
+            )
+            read.offsets.extend(range(first, first + chunk.count))
+        block_start += length
 
 
 def view_len(view: Sequence[Block]) -> int:
-    """Tokens in a view: what others made visible, and all of the own block, which comes last."""
+    """Return the tokens in a view: what others published, and all of the own block, the last."""
     return sum(block.visible_len for block in view[:-1]) + len(view[-1])
-
-
-def _runs(run: Run, entry: BlockRead, index: int, window: int | None) -> Iterator[Run]:
-    """What is left of a run over a whole block, with rows from ``index`` on, in such a window."""
-    first, count, number, pair, _, hi, _ = run
-    own = entry.hi[index] < hi
-    if window is None:
-        yield run._replace(window=(-1, 0 if own else -1))
-        return
-    start = entry.offsets[index] - window + 1  # of the first row's window; each moves it by one
-    if own:
-        yield run._replace(lo=max(0, start), window=(window - 1, 0))
-        return
-    # Told apart: flash-attn takes no window over more rows than keys.
-    whole = min(count, max(0, 1 - start))
-    if whole:
-        yield run._replace(num_rows=whole)
-    sliding, lo = min(count, hi - start) - whole, start + whole
-    if sliding > 0:
-        around = (hi - lo - sliding, -1)
-        yield Run(first + whole, sliding, number, pair + whole, lo, hi, around)

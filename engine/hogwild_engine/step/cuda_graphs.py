@@ -51,18 +51,18 @@ class DecodeGraphs:
         self._captured: dict[Sizes, Captured] = {}
         self._works = True
 
-    def run(self, plan: Batch, run: RunPacked) -> torch.Tensor | None:
-        """The logits of the plan's sampled rows; ``None`` where the plan must run uncaptured.
+    def run(self, batch: Batch, run: RunPacked) -> torch.Tensor | None:
+        """The logits of the batch's sampled rows; ``None`` where the batch must run uncaptured.
 
         Args:
-            plan: what to run.
-            run: runs a plan's packed numbers of any size.
+            batch: what to run.
+            run: runs a batch's packed numbers of any size.
         """
-        needed = Sizes.of(plan)
+        needed = Sizes.of(batch)
         if not self._works or needed.rows > MAX_ROWS or needed.entries >= MAX_ENTRIES:
             return None
         sizes = rounded_up(needed)
-        numbers = pack(plan, sizes)
+        numbers = pack(batch, sizes)
         if sizes not in self._captured:
             try:
                 self._captured[sizes] = self._captured_pass(numbers, sizes, run)
@@ -76,7 +76,7 @@ class DecodeGraphs:
         return captured.logits[: needed.sampled].clone()
 
     def _captured_pass(self, numbers: torch.Tensor, sizes: Sizes, run: RunPacked) -> Captured:
-        # The plan's own numbers: passes that warm up write the same keys as the one that counts.
+        # The batch's own numbers: passes that warm up write the same keys as the one that counts.
         kept = numbers.to(self._device, copy=True)
         logits, replay = self._capture(lambda: run(kept, sizes))
         return Captured(kept, logits, replay)

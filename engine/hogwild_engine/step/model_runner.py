@@ -11,20 +11,20 @@ from hogwild_engine.step.attention_hook import StepTensors
 from hogwild_engine.step.batch import Batch
 from hogwild_engine.step.cuda_graphs import DecodeGraphs
 from hogwild_engine.step.forward import Forward
-from hogwild_engine.step.packed_batch import Sizes, pack, unpack
+from hogwild_engine.step.packed_batch import Sizes, pack, runs_of, unpack
 
 
 class ModelRunner:
-    """Runs passes of a model over the shared cache.
+    """Runs the steps of a model over the shared cache.
 
     Args:
         forward: the model's layers.
         cache: where keys and values live.
-        windows: the sliding window of each layer, ``None`` where it sees everything.
-        graphs: replays passes of few rows; ``None`` runs all of them as they come.
+        windows: the sliding window of each layer, ``None`` for full attention.
+        graphs: replays steps of few query tokens as CUDA graphs; ``None`` runs every step eagerly.
 
     Attributes:
-        forward_s: seconds that the last pass spent inside the model's forward.
+        forward_s: seconds that the last step spent inside the model's forward.
     """
 
     def __init__(
@@ -47,29 +47,31 @@ class ModelRunner:
         self._devices = list(dict.fromkeys(device for _, _, device in kinds))
 
     @torch.inference_mode()
-    def run(self, plan: Batch) -> torch.Tensor:
-        """Write the plan's rows to the cache and return the logits of its sampled rows, ``[R, V]``
-        in the model's type.
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Write keys and values of the batch to the cache and return the logits that it wants.
+
+        Returns:
+            ``[R, V]`` in the model's dtype, one row an index of ``batch.logit_indices``.
         """
         started = time.perf_counter()
-        logits = self._graphs.run(plan, self._run) if self._graphs else None
+        logits = self._graphs.run(batch, self._run) if self._graphs else None
         self.forward_s = time.perf_counter() - started
         if logits is None:
-            sizes = Sizes.of(plan)
-            logits = self._run(pack(plan, sizes), sizes, plan)
-        return logits[: len(plan.sampled)]
+            sizes = Sizes.of(batch)
+            logits = self._run(pack(batch, sizes), sizes, batch)
+        return logits[: len(batch.logit_indices)]
 
-    def _run(self, numbers: torch.Tensor, sizes: Sizes, plan: Batch | None = None) -> torch.Tensor:
-        """Run a packed plan; logits of its sampled rows, ``[R, V]``.
+    def _run(self, numbers: torch.Tensor, sizes: Sizes, batch: Batch | None = None) -> torch.Tensor:
+        """Run a packed batch; return the logits ``[R, V]``.
 
         Args:
-            numbers: the packed plan.
+            numbers: the packed batch.
             sizes: of its parts.
-            plan: where it is given, too, its long feeds may attend on their own.
+            batch: the same as plain integers; ``None`` for what a CUDA graph replays.
         """
         parts = {device: unpack(numbers.to(device), sizes) for device in self._devices}
         tables = [
-            parts[device].table(rotation, window, plan.runs(window) if plan else ())
+            parts[device].table(rotation, window, runs_of(batch, window) if batch else ())
             for rotation, window, device in self._kinds
         ]
         tensors = StepTensors(
