@@ -327,7 +327,8 @@ class Engine:
             self._submitted.clear()
             self._has_messages = False
         for session in submitted:
-            self._scheduler.add(session)
+            if session in self._handles:  # else it failed with all others before it was seen here
+                self._scheduler.add(session)
         for session in list(self._handles) if has_messages else ():
             try:
                 session.read_inbox()
