@@ -1,7 +1,7 @@
-"""The face: a LangChain chat model and a LangGraph node whose workers decode in parallel.
+"""A LangChain chat model and a LangGraph node whose workers decode in parallel over one KV cache.
 
-Importing this package loads neither torch nor transformers nor LangChain; its names load what they
-need when they are first asked for.
+Importing this package loads neither torch nor transformers nor LangChain: each name is imported on
+first access.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hogwild_agents.langchain.chat_model import ChatHogwild
-    from hogwild_agents.langchain.errors import (
+    from hogwild_agents.langchain.errors import ContentError, ModelTimeoutError
+    from hogwild_agents.langgraph.node import HogwildNode
+    from hogwild_engine.api.errors import (
         ConfigError,
-        ContentError,
         EngineClosedError,
         HogwildError,
         ModelError,
         ModelNotFoundError,
         ModelRefusedError,
-        ModelTimeoutError,
         NoChatTemplateError,
         PromptTooLongError,
         RequestError,
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
         SessionFailedError,
         WorkerNameError,
     )
-    from hogwild_agents.langchain.grammar import Grammar
-    from hogwild_agents.langchain.worker import Worker
-    from hogwild_agents.langgraph.node import HogwildNode
+    from hogwild_engine.api.grammar import Grammar
+    from hogwild_engine.api.protocol import Protocol
+    from hogwild_engine.api.request import Worker
 
     __version__: str
 
@@ -48,6 +48,7 @@ __all__ = [
     "ModelTimeoutError",
     "NoChatTemplateError",
     "PromptTooLongError",
+    "Protocol",
     "RequestError",
     "SessionCancelledError",
     "SessionFailedError",
@@ -56,12 +57,15 @@ __all__ = [
     "__version__",
 ]
 
-_ERRORS = "hogwild_agents.langchain.errors"
-_HOMES = {
+_ERRORS = "hogwild_engine.api.errors"
+_MODULES = {
     "ChatHogwild": "hogwild_agents.langchain.chat_model",
-    "Grammar": "hogwild_agents.langchain.grammar",
+    "ContentError": "hogwild_agents.langchain.errors",
+    "Grammar": "hogwild_engine.api.grammar",
     "HogwildNode": "hogwild_agents.langgraph.node",
-    "Worker": "hogwild_agents.langchain.worker",
+    "ModelTimeoutError": "hogwild_agents.langchain.errors",
+    "Protocol": "hogwild_engine.api.protocol",
+    "Worker": "hogwild_engine.api.request",
 }
 
 
@@ -72,9 +76,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value = _version()
     else:
-        value = getattr(
-            importlib.import_module(_HOMES.get(name, "hogwild_agents.langchain.errors")), name
-        )
+        value = getattr(importlib.import_module(_MODULES.get(name, _ERRORS)), name)
     globals()[name] = value
     return value
 

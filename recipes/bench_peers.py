@@ -32,7 +32,15 @@ if not __package__:
 
 from hogwild_agents.bench.engine_system import EngineSystem
 from hogwild_agents.bench.figures import Figures, figures_of, key_of, ratio
-from hogwild_agents.bench.systems import OURS, Arm, BenchConfig, Loaded, Reading, SystemName, rounds
+from hogwild_agents.bench.systems import (
+    OURS,
+    BenchConfig,
+    Loaded,
+    Reading,
+    System,
+    SystemName,
+    rounds,
+)
 from recipes import peer_llama, peer_openvino
 
 OPENVINO, LLAMA = "OpenVINO", "llama.cpp"
@@ -64,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"{peer} is not installed and takes no part", highlight=False)
     readings: list[Reading] = []
     with loaded(config, gguf) as models:
-        turns = config.repeats * len(models.arms)
-        measured = rounds(config, models.arms, models.engine)
+        turns = config.repeats * len(models.systems)
+        measured = rounds(config, models.systems, models.engine)
         try:
             for reading in track(
                 measured, "measuring", turns, console=console, refresh_per_second=1
@@ -123,38 +131,40 @@ def loaded(config: BenchConfig, gguf: Path) -> Iterator[Loaded]:
     with ExitStack() as stack:
         engines = [stack.enter_context(Engine(config.engine_config(d))) for d in config.dtypes]
         peers = load_peers(config, gguf, engines[0])
-        arms: dict[SystemName, Arm] = {}
+        systems: dict[SystemName, System] = {}
         for count in config.workers:
             for dtype, engine in zip(config.dtypes, engines, strict=True):
-                arms[SystemName(OURS, dtype, count)] = EngineSystem(engine, count)
-            arms |= {name: arm for name, arm in peers.items() if name.workers == count}
-        yield Loaded(arms, engines[0], machine())
+                systems[SystemName(OURS, dtype, count)] = EngineSystem(engine, count)
+            systems |= {name: system for name, system in peers.items() if name.workers == count}
+        yield Loaded(systems, engines[0], machine())
 
 
-def load_peers(config: BenchConfig, gguf: Path, engine: Any) -> dict[SystemName, Arm]:
+def load_peers(config: BenchConfig, gguf: Path, engine: Any) -> dict[SystemName, System]:
     def render(task: str) -> list[int]:
         return engine.chat.render([{"role": "user", "content": task}])
 
-    arms: dict[SystemName, Arm] = {}
+    systems: dict[SystemName, System] = {}
     absent = missing()
     if OPENVINO not in absent:
         pipeline = peer_openvino.load_pipeline(gguf, config.threads)
         for count in config.workers:
             name = SystemName(OPENVINO, FILE, count)
-            arms[name] = peer_openvino.OpenVinoSystem(pipeline, render, count)
+            systems[name] = peer_openvino.OpenVinoSystem(pipeline, render, count)
     if LLAMA not in absent:
         model = peer_llama.load_model(gguf)
         context = config.contexts[0] + config.steps + 32
         for count in config.workers:
-            arm = peer_llama.LlamaSystem(model, render, count, context, config.threads)
-            arms[SystemName(LLAMA, FILE, count)] = arm
-    return arms
+            system = peer_llama.LlamaSystem(model, render, count, context, config.threads)
+            systems[SystemName(LLAMA, FILE, count)] = system
+    return systems
 
 
 def over_peers(readings: Sequence[Reading], row: Figures) -> dict[str, float | None]:
-    """Tokens/s of an arm over those of each peer with as many sequences, in the same turns."""
+    """Return tokens/s of a system over those of each peer with as many sequences, same rounds."""
     index = {key_of(reading): reading.measured for reading in readings}
-    mine = [reading for reading in readings if reading.arm == (row.system, row.dtype, row.workers)]
+    mine = [
+        reading for reading in readings if reading.system == (row.system, row.dtype, row.workers)
+    ]
     return {
         peer: ratio(mine, index, SystemName(peer, FILE, row.workers), lambda run: run.tokens_per_s)
         for peer in PEERS

@@ -1,5 +1,6 @@
-"""llama.cpp as an arm of the benchmark, through llama-cpp-python: independent sequences that answer
-one prompt.
+"""llama.cpp as a system of the benchmark: independent sequences that answer one prompt.
+
+Runs through llama-cpp-python.
 """
 
 import ctypes
@@ -73,7 +74,7 @@ class LlamaSystem:
         """Answer the only task: prefill, then ``steps`` steps of all sequences.
 
         Apart: it shares OpenMP with torch, where helpers that its thread left behind would slow the
-        other arms.
+        other systems.
         """
         (task,) = tasks
         return run_in_fresh_thread(lambda: self._measure(task, steps, seed))

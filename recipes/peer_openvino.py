@@ -1,4 +1,4 @@
-"""OpenVINO GenAI as an arm of the benchmark: independent sequences that answer one prompt."""
+"""OpenVINO GenAI as a system of the benchmark: independent sequences that answer one prompt."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""The benchmark's own arm: an engine that serves real requests, a team each."""
+"""This project as a system of the benchmark: an engine that serves real requests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from hogwild_engine.engine import Engine, EngineStats
     from hogwild_engine.handle import Handle
 
-# Paragraphs never end and all workers start at once: every step draws one token of each.
+# Paragraphs never end and all workers start at once: every step samples one token of each.
 PROTOCOL = Protocol(name="bench", rules="", stagger=0, min_chars=10**9, forbids_headers=False)
 
 
 class EngineSystem:
-    """Answers each request by ``workers`` workers over one cache.
+    """Answers each request with ``workers`` workers over one cache.
 
     Args:
         engine: serves all requests at once.
@@ -52,9 +52,7 @@ class EngineSystem:
 
     @contextmanager
     def _submitted(self, tasks: Sequence[str], steps: int, seed: int) -> Iterator[list[Handle]]:
-        """Requests that run at once, and are gone at the end: the next arm has the machine to
-        itself.
-        """
+        """Run requests at once and cancel them at the end, so that the next system runs alone."""
         handles = []
         try:
             for place, task in enumerate(tasks):

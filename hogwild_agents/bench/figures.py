@@ -1,4 +1,4 @@
-"""What a benchmark's readings come to: medians by arm, as plain data."""
+"""Medians of a benchmark's readings, by system, as plain data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Key = tuple[int, int, int, SystemName]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Medians of one arm in one setting. ``None`` where there is nothing to say.
+    """Medians of one system in one setting; ``None`` for what is not known.
 
     Args:
         context: tokens of a prompt, as asked for.
         prompt_tokens: tokens of a prompt, as rendered.
         sessions: requests at once.
-        system: who decoded.
+        system: its name.
         dtype: of the weights; "int8" activations are int8 too.
         workers: of each request.
         rounds: how often it ran.
@@ -30,8 +30,8 @@ class Figures:
         over_generate: tokens_per_s over that of ``generate`` in the same round.
         over_one_worker: step_ms over that of one worker in the same round.
         prefill_tokens_per_s: prompt tokens until every request has its first token.
-        cache_bytes: most that keys and values held.
-        private_cache_bytes: what a cache of its own for each worker would have held.
+        cache_bytes: most bytes of keys and values.
+        private_cache_bytes: bytes of a private cache for each worker.
         outside_forward: share of a step that is not the model's forward.
     """
 
@@ -53,17 +53,17 @@ class Figures:
 
 
 def figures_of(readings: Sequence[Reading]) -> list[Figures]:
-    """One entry an arm and setting, in the order in which they ran first."""
+    """Return one entry per system and setting, in the order in which they ran first."""
     cells: dict[tuple[int, int, SystemName], list[Reading]] = {}
     for reading in readings:
-        cells.setdefault((reading.context, reading.sessions, reading.arm), []).append(reading)
+        cells.setdefault((reading.context, reading.sessions, reading.system), []).append(reading)
     index = {key_of(reading): reading.measured for reading in readings}
     return [_figures(cell, index) for cell in cells.values()]
 
 
-def key_of(reading: Reading, arm: SystemName | None = None) -> Key:
-    """What tells a reading from all others; of another arm in the same round where one is given."""
-    return reading.context, reading.sessions, reading.repeat, arm or reading.arm
+def key_of(reading: Reading, system: SystemName | None = None) -> Key:
+    """Return the key of a reading, or of another system's in the same round."""
+    return reading.context, reading.sessions, reading.repeat, system or reading.system
 
 
 def ratio(
@@ -72,32 +72,32 @@ def ratio(
     other: SystemName,
     figure: Callable[[Measured], float],
 ) -> float | None:
-    """Median of an arm's figure over that of ``other`` in the same rounds."""
+    """Return the median of a system's figure over that of ``other`` in the same rounds."""
     pairs = [(r.measured, index.get(key_of(r, other))) for r in cell]
     return middle(figure(mine) / figure(theirs) for mine, theirs in pairs if theirs is not None)
 
 
 def middle(values: Iterable[float | None]) -> float | None:
-    """The median of the values that are known; ``None`` where none is."""
+    """Return the median of the known values; ``None`` if there is none."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
 def _figures(cell: Sequence[Reading], index: dict[Key, Measured]) -> Figures:
-    first, arm = cell[0], cell[0].arm
+    first, system = cell[0], cell[0].system
     runs = [reading.measured for reading in cell]
-    single = arm._replace(workers=1) if arm.system != BASELINE else None
+    single = system._replace(workers=1) if system.system != BASELINE else None
     return Figures(
         context=first.context,
         prompt_tokens=round(median(run.prompt_tokens for run in runs)),
         sessions=first.sessions,
-        system=arm.system,
-        dtype=arm.dtype,
-        workers=arm.workers,
+        system=system.system,
+        dtype=system.dtype,
+        workers=system.workers,
         rounds=len(runs),
         step_ms=median(run.step_ms for run in runs),
         tokens_per_s=median(run.tokens_per_s for run in runs),
-        over_generate=ratio(cell, index, arm.baseline, lambda run: run.tokens_per_s),
+        over_generate=ratio(cell, index, system.baseline, lambda run: run.tokens_per_s),
         over_one_worker=single and ratio(cell, index, single, lambda run: run.step_ms),
         prefill_tokens_per_s=median(run.prefill_tokens_per_s for run in runs),
         cache_bytes=middle(run.cache_bytes for run in runs),
@@ -109,7 +109,7 @@ def _figures(cell: Sequence[Reading], index: dict[Key, Measured]) -> Figures:
 def report_of(
     config: BenchConfig, machine: dict[str, Any], readings: Sequence[Reading]
 ) -> dict[str, Any]:
-    """Everything as plain data: settings, machine, medians, and each run's readings."""
+    """Return settings, machine, medians and all readings as plain data."""
     return {
         "settings": asdict(config) | {"temperature": TEMPERATURE, "top_p": TOP_P},
         "machine": machine,

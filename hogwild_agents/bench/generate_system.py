@@ -1,6 +1,4 @@
-"""The benchmark's baseline: transformers' ``generate`` on a model of its own, as transformers loads
-it.
-"""
+"""The benchmark's baseline: transformers' ``generate`` on the model as transformers loads it."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from hogwild_engine.text.chat_template import ChatTemplate
 
 
 class GenerateSystem:
-    """Answers each request with one sequence, all of them in one batch.
+    """Answers each request with one sequence, all requests in one batch.
 
     Args:
         config: its model, dtype, device and threads are used.
@@ -38,7 +36,7 @@ class GenerateSystem:
         """Prefill the tasks, one request each, and decode ``steps`` steps after the first token."""
         started = time.perf_counter()
         prompts = [self._chat.render([{"role": "user", "content": task}]) for task in tasks]
-        # Padding would cost attention its fast path: prompts are cut to one length.
+        # Padding would disable the fast path of attention: cut prompts to one length.
         length = min(map(len, prompts))
         ids = torch.tensor([prompt[-length:] for prompt in prompts], device=self._model.device)
         clock = _Clock()
@@ -73,7 +71,7 @@ class GenerateSystem:
 
 
 class _Clock(StoppingCriteria):
-    """Notes when each token is drawn; stops nothing."""
+    """Records the time of each sampled token; never stops."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -84,7 +82,7 @@ class _Clock(StoppingCriteria):
 
 
 def machine() -> dict[str, Any]:
-    """What a benchmark's figures depend on beside its settings."""
+    """Return what a benchmark's figures depend on beside its settings."""
     return {
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

@@ -1,4 +1,4 @@
-"""What one run of a benchmark measured, and how all its arms sample. Knows no model."""
+"""What one run of one system measured, and how all systems sample."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOP_P = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run of one arm: the prompts of some requests, then steps in which all of them decode.
+    """One run of one system: the prompts of some requests, then steps in which all of them decode.
 
     Args:
         prompt_tokens: tokens of one request's prompt.
@@ -19,9 +19,9 @@ class Measured:
         steps: steps after that, up to the first request's end.
         tokens: tokens decoded in these steps, by all workers of all requests.
         decode_s: seconds of these steps.
-        forward_s: of these, seconds inside the model's forward; ``None`` where unknown.
-        cache_bytes: most bytes that keys and values held; ``None`` where unknown.
-        private_cache_bytes: what a cache of its own for each worker would have held.
+        forward_s: of these, seconds inside the model's forward; ``None`` if not known.
+        cache_bytes: most bytes of keys and values; ``None`` if not known.
+        private_cache_bytes: bytes of a private cache for each worker; ``None`` if not known.
     """
 
     prompt_tokens: int

@@ -1,4 +1,4 @@
-"""Prompts of a wanted length for benchmarks: real text, and never the same one twice."""
+"""Benchmark prompts of a given length: real text, never the same twice."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ if TYPE_CHECKING:
     from hogwild_engine.engine import Engine
 
 CHARS_PER_TOKEN = 8
-"""More than prose has."""
+"""More than English prose has."""
 STRIDE = 9973
 """Characters from the start of one window to the next."""
 
 
 class Prompts:
-    """Windows of real text, the reference of the Python language, another one for every request, so
-    that no prompt comes from a cache.
+    """Windows of the Python language reference, a new one per request, so that none is cached.
 
     Args:
         engine: counts tokens and cuts the text at them.
@@ -28,9 +27,7 @@ class Prompts:
         self._frame = engine.count_tokens([{"role": "user", "content": "."}])
 
     def tasks(self, tokens: int, count: int, number: int) -> list[str]:
-        """``count`` tasks, from the ``number``-th window on, whose prompts have about ``tokens``
-        tokens each.
-        """
+        """Return ``count`` tasks, from window ``number`` on, of about ``tokens`` prompt tokens."""
         return [self._task(tokens - self._frame, place) for place in range(number, number + count)]
 
     def _task(self, tokens: int, place: int) -> str:

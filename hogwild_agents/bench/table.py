@@ -1,4 +1,4 @@
-"""A benchmark's figures as tables, one a setting."""
+"""A benchmark's figures as tables, one per setting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = (
 
 
 def tables_of(figures: Sequence[Figures]) -> list[Table]:
-    """A table a setting, a row an arm."""
+    """Return a table per setting, with a row per system."""
     settings = groupby(figures, lambda row: (row.context, row.sessions))
     return [_table(list(rows), sessions) for (_, sessions), rows in settings]
 
@@ -49,7 +49,7 @@ def _cells(row: Figures) -> list[str]:
     if row.cache_bytes is not None and row.private_cache_bytes:
         share = row.cache_bytes / row.private_cache_bytes
     return [
-        _arm(row),
+        _label(row),
         f"{row.step_ms:.1f}",
         f"{row.tokens_per_s:.1f}",
         _shown(row.over_generate, "{:.2f}×"),
@@ -61,7 +61,7 @@ def _cells(row: Figures) -> list[str]:
     ]
 
 
-def _arm(row: Figures) -> str:
+def _label(row: Figures) -> str:
     if row.system == BASELINE:
         return f"{BASELINE}, {row.dtype}"
     return f"{row.workers} {'worker' if row.workers == 1 else 'workers'}, {row.dtype}"

@@ -1,4 +1,4 @@
-"""The ``hogwild`` command. Its import, ``--help`` and ``--version`` load no torch, no LangChain."""
+"""The ``hogwild`` command. Neither ``--help`` nor ``--version`` load torch or LangChain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 from hogwild_agents import __version__
-from hogwild_engine.api.config import EMBEDDED_MODEL, EngineConfig, SamplingParams
+from hogwild_engine.api.config import EMBEDDED_MODEL, EngineConfig, QuantizationName, SamplingParams
 from hogwild_engine.api.errors import ConfigError, HogwildError, RequestError
 from hogwild_engine.api.layout import LayoutName
 from hogwild_engine.api.request import Request, Worker, make_workers
@@ -31,7 +31,7 @@ Examples:
   hogwild bench --context 512,2048 --workers 1,4
 
 \b
-The embedded model divides short lists of functions. For prose take a bigger one:
+The embedded model can divide short lists of functions. For prose, use a larger one:
   export HOGWILD_MODEL=Qwen/Qwen2.5-1.5B-Instruct
   hogwild run "Describe tea, coffee and cocoa, a short paragraph each." --workers 3
   hogwild run "Plan a day in Rome." --workers Ann,Ben --role "Ben=finds where to eat"
@@ -54,7 +54,7 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 (failure), 2 (bad usage) or 130 (interrupted).
     """
     args = sys.argv[1:] if args is None else list(args)
-    _replace_what_the_encoding_lacks()
+    _replace_unencodable_characters()
     try:
         return app(args, prog_name="hogwild", standalone_mode=False) or 0
     except Exception as error:
@@ -66,7 +66,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 Threads = Annotated[
     int | None,
-    typer.Option(help="Of the CPU. Default: torch's; fewer where other programs are busy."),
+    typer.Option(help="CPU threads. Default: torch's. Use fewer if other programs are busy."),
 ]
 Model = Annotated[
     str,
@@ -93,33 +93,35 @@ def run(
     prompt: Annotated[str, typer.Argument(help="The task; - reads it from standard input.")],
     model: Model = EMBEDDED_MODEL,
     workers: Annotated[
-        str, typer.Option(help="A number, or names: Alice,Bob. 1 is the model by itself.")
+        str, typer.Option(help="A number, or names: Alice,Bob. 1 is the plain model.")
     ] = "2",
     role: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=TEXT", help="What that worker is told to do. Repeatable."),
+        typer.Option(metavar="NAME=TEXT", help="The role of one worker. Repeatable."),
     ] = None,
     layout: Annotated[LayoutName, typer.Option(help="How workers see each other.")] = "combined",
     protocol: Annotated[
-        str, typer.Option(help="Rules of the team: auto, instruct, code or paper.")
+        str, typer.Option(help="How workers share one text: auto, instruct, code or paper.")
     ] = "auto",
     answer: Annotated[
         Literal["write", "join"],
-        typer.Option(help="One worker writes the answer, or the paragraphs are the answer."),
+        typer.Option(
+            help="write: one worker writes the answer. join: the paragraphs are the answer."
+        ),
     ] = "write",
-    max_steps: Annotated[int, typer.Option(help="Steps in which all workers write.")] = 512,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of the final answer.")] = 1024,
+    max_steps: Annotated[int, typer.Option(help="Most steps in which all workers write.")] = 512,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the final answer.")] = 1024,
     temperature: Annotated[
         float | None, typer.Option(help="0 is greedy. Default: the model's own.")
     ] = None,
     top_p: Annotated[float | None, typer.Option(help="Default: the model's own.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes the run repeatable.")] = None,
     quantization: Annotated[
-        Literal["none", "int8"], typer.Option(help="int8 is faster on the CPU and less exact.")
+        QuantizationName, typer.Option(help="int8 is faster on the CPU and less exact.")
     ] = "none",
     threads: Threads = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object an event.")
+        bool, typer.Option("--json", help="Print one JSON object per event.")
     ] = False,
     debug: Debug = False,
 ) -> None:
@@ -154,20 +156,20 @@ def demo(threads: Threads = None, debug: Debug = False) -> None:
 @app.command()
 def bench(
     model: Model = EMBEDDED_MODEL,
-    dtype: Annotated[str, typer.Option(help="Some of bfloat16, float32, int8.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="Any of bfloat16, float32, int8.")] = "bfloat16",
     context: Annotated[str, typer.Option(help="Tokens of the prompt.")] = "512",
     sessions: Annotated[str, typer.Option(help="Requests at once.")] = "1",
     workers: Annotated[str, typer.Option(help="Workers of each request.")] = "1,2,4,8",
     steps: Annotated[int, typer.Option(help="Decoding steps that are measured.")] = 32,
-    repeats: Annotated[int, typer.Option(help="Rounds in which all take their turn.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Rounds in which each system runs once.")] = 3,
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Measure the engine against transformers' generate, in turn; print medians.
+    """Compare the engine with transformers' generate, interleaved; print medians.
 
-    All sample at temperature 0.6, top-p 0.9. --dtype, --context, --sessions and --workers take
-    several values: --context 512,2048.
+    All systems sample at temperature 0.6, top-p 0.9. --dtype, --context, --sessions and
+    --workers take several values: --context 512,2048.
     """
     from hogwild_agents.bench.systems import BenchConfig
     from hogwild_agents.cli import terminal
@@ -198,7 +200,7 @@ def _serve(config: EngineConfig, request: Request, *, as_json: bool = False, deb
 
 
 def _task(prompt: str) -> str:
-    """The prompt, or standard input where it is ``-``; bytes that are no text are replaced."""
+    """Return the prompt, or standard input for ``-``; invalid UTF-8 is replaced."""
     if prompt == "-" and sys.stdin is None:
         wanted = "wanted standard input for -, and it is closed"
         raise typer.BadParameter(wanted, param_hint="PROMPT")
@@ -210,7 +212,7 @@ def _task(prompt: str) -> str:
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
-    """Whole numbers with commas between, each once."""
+    """Parse whole numbers with commas between, each once."""
     try:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
@@ -238,7 +240,7 @@ def _role(role: str, names: Sequence[str]) -> tuple[str, str]:
     return name, text
 
 
-def _replace_what_the_encoding_lacks() -> None:
+def _replace_unencodable_characters() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

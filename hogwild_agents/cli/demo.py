@@ -1,7 +1,7 @@
-"""The task of ``hogwild demo``: one that the small embedded model divides.
+"""The task of ``hogwild demo``: one that the small embedded model can divide.
 
-What is shown is what the model writes. The seed is one of few that divide the task this well: with
-most, this model's first worker writes all of it before the second finds its own part.
+Nothing is scripted. The seed is one of few with which this model divides the task so well: with
+most seeds its first worker writes everything before the second one finds a part.
 """
 
 from __future__ import annotations

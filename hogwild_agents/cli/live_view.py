@@ -1,7 +1,7 @@
-"""The view of a session in a terminal: workers side by side, what is finished above them.
+"""The live view in a terminal: workers side by side, finished paragraphs above them.
 
-Finished paragraphs scroll up as ordinary output; only open ones, the answer and the speed are
-drawn anew. What the model writes is never read as markup.
+Finished paragraphs are printed once and scroll up; open ones, the answer and the speed are redrawn.
+The model's text is never interpreted as markup.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from hogwild_agents.cli.board import Board, Desk
-from hogwild_agents.cli.view import announced, printable, summary
+from hogwild_agents.cli.session_state import SessionState, WorkerState
+from hogwild_agents.cli.view import printable, summary, titled
 from hogwild_engine.api.events import Event, Finished, Paragraph, ParagraphFinished
 
 COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -31,7 +31,7 @@ FRAMES_PER_SECOND = 8
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The last ``num_lines`` lines of a text, wrapped at the width that it is given."""
+    """The last ``num_lines`` lines of a text, wrapped at the available width."""
 
     text: str
     num_lines: int
@@ -44,36 +44,36 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A board drawn into the room that the terminal has."""
+    """A session state, drawn to fit the terminal."""
 
-    board: Board
+    state: SessionState
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = max(console.height - 2, 1)
         # A third of a tall terminal.
         most = max(height // 3, MAX_TEXT_LINES)
-        if self.board.answer or len(self.board.desks) == 1:
+        if self.state.answer or len(self.state.workers) == 1:
             num_lines = max(min(height - BORDER_LINES, most), 1)
-            thinks = bool(self.board.thought) and not self.board.answer
+            thinks = bool(self.state.thought) and not self.state.answer
             title, text = (
-                ("thoughts", self.board.thought) if thinks else ("answer", self.board.answer)
+                ("thoughts", self.state.thought) if thinks else ("answer", self.state.answer)
             )
             yield _panel(Text(title), text, "white", num_lines)
         else:
-            yield _desks(self.board.desks, options.max_width, height, most)
-        yield Text(self.board.speed(), style="dim", no_wrap=True, overflow="ellipsis")
+            yield _columns(self.state.workers, options.max_width, height, most)
+        yield Text(self.state.speed(), style="dim", no_wrap=True, overflow="ellipsis")
 
 
-def _desks(desks: dict[str, Desk], width: int, height: int, most: int) -> RenderableType:
-    """Panels in as many rows as the width asks for, or one line a worker where these do not fit."""
-    per_row = min(max(width // MIN_COLUMN_WIDTH, 1), len(desks))
-    num_rows = math.ceil(len(desks) / per_row)
+def _columns(workers: dict[str, WorkerState], width: int, height: int, most: int) -> RenderableType:
+    """Return panels in rows that fit the width, or one line per worker if panels do not fit."""
+    per_row = min(max(width // MIN_COLUMN_WIDTH, 1), len(workers))
+    num_rows = math.ceil(len(workers) / per_row)
     num_lines = min(height // num_rows - BORDER_LINES, most)
     if num_lines < 1:
-        return _one_line_each(desks, height)
+        return _one_line_each(workers, height)
     panels = [
-        _panel(_title(name, desk), desk.text, _color(desks, name), num_lines)
-        for name, desk in desks.items()
+        _panel(_title(name, worker), worker.text, _color(workers, name), num_lines)
+        for name, worker in workers.items()
     ]
     grid = Table.grid(expand=True)
     for _ in range(per_row):
@@ -83,19 +83,19 @@ def _desks(desks: dict[str, Desk], width: int, height: int, most: int) -> Render
     return grid
 
 
-def _one_line_each(desks: dict[str, Desk], height: int) -> RenderableType:
-    shown = list(desks.items())
+def _one_line_each(workers: dict[str, WorkerState], height: int) -> RenderableType:
+    shown = list(workers.items())
     if len(shown) > height:
         shown = shown[: height - 1]
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1)
-    for name, desk in shown:
+    for name, worker in shown:
         grid.add_row(
-            Text.assemble(_title(name, desk), style=_color(desks, name)), Tail(desk.text, 1)
+            Text.assemble(_title(name, worker), style=_color(workers, name)), Tail(worker.text, 1)
         )
-    if len(shown) < len(desks):
-        grid.add_row(Text(f"and {len(desks) - len(shown)} more", style="dim"))
+    if len(shown) < len(workers):
+        grid.add_row(Text(f"and {len(workers) - len(shown)} more", style="dim"))
     return grid
 
 
@@ -109,21 +109,21 @@ def _panel(title: Text, text: str, color: str, num_lines: int) -> Panel:
     )
 
 
-def _title(name: str, desk: Desk) -> Text:
-    return Text(f"{name}: {desk.end}" if desk.end else f"{name} [{desk.number}]")
+def _title(name: str, worker: WorkerState) -> Text:
+    return Text(f"{name}: {worker.end}" if worker.end else f"{name} [{worker.number}]")
 
 
-def _color(desks: dict[str, Desk], name: str) -> str:
-    return "dim" if desks[name].end else COLORS[list(desks).index(name) % len(COLORS)]
+def _color(workers: dict[str, WorkerState], name: str) -> str:
+    return "dim" if workers[name].end else COLORS[list(workers).index(name) % len(COLORS)]
 
 
 class LiveView:
-    """Draws a session while it runs; the answer and the summary stay below what has scrolled up.
+    """Draws a session while it runs, then prints the answer and a summary.
 
     Args:
-        console: where to; it must be a terminal.
+        console: a terminal.
         workers: their names.
-        clock: seconds; a test's own.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -133,9 +133,9 @@ class LiveView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
-        self._board = Board(workers, clock)
+        self._state = SessionState(workers, clock)
         self._live = Live(
-            Frame(self._board),
+            Frame(self._state),
             console=console,
             refresh_per_second=FRAMES_PER_SECOND,
             transient=True,
@@ -155,16 +155,16 @@ class LiveView:
             self._print_open()
 
     def _print_open(self) -> None:
-        """What was not finished when the user stopped it, which the live screen took along."""
-        for name, desk in self._board.desks.items():
-            if text := desk.text.strip():
-                self._print_paragraph(Paragraph(name, desk.number, text, complete=False))
-        if answer := self._board.answer.strip():
+        """Print what was open when the user stopped the session."""
+        for name, worker in self._state.workers.items():
+            if text := worker.text.strip():
+                self._print_paragraph(Paragraph(name, worker.number, text, complete=False))
+        if answer := self._state.answer.strip():
             self._console.print(Text(printable(answer)), "", sep="\n")
-        self._console.print(Text(f"interrupted after {self._board.steps} steps", style="dim"))
+        self._console.print(Text(f"interrupted after {self._state.steps} steps", style="dim"))
 
     def show(self, event: Event) -> None:
-        self._board.apply(event)
+        self._state.apply(event)
         match event:
             case ParagraphFinished(paragraph=paragraph):
                 self._print_paragraph(paragraph)
@@ -173,15 +173,15 @@ class LiveView:
                 self._print_end(event)
 
     def _print_paragraph(self, paragraph: Paragraph) -> None:
-        color = _color(self._board.desks, paragraph.worker)
-        title, text = announced(paragraph)
+        color = _color(self._state.workers, paragraph.worker)
+        title, text = titled(paragraph)
         self._console.print(Text.assemble((title, f"bold {color}"), text), "", sep="\n")
 
     def _print_end(self, finished: Finished) -> None:
         if thought := finished.thought.strip():
             self._console.print(Text("Thoughts:", style="bold"))
             self._console.print(Text(printable(thought)), "", sep="\n")
-        if len(self._board.desks) > 1 or thought:
+        if len(self._state.workers) > 1 or thought:
             self._console.print(Text("Answer:", style="bold"))
         self._console.print(Text(printable(finished.text).strip()), "", sep="\n")
         self._console.print(Text(summary(finished), style="dim"))

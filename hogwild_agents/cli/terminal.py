@@ -1,6 +1,4 @@
-"""At the command line: one session (load an engine, show the events, cancel on the way out), or a
-benchmark.
-"""
+"""Run one session, or a benchmark, at the command line."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ QUIET = {
 
 
 def silence_libraries() -> None:
-    """Keep libraries' warnings, bars and notes out of the output. Call before they are imported."""
+    """Silence libraries' warnings and progress bars. Call this before they are imported."""
     warnings.simplefilter("ignore")
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -44,7 +42,7 @@ def silence_libraries() -> None:
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Leave by `SystemExit` when the process is told to end, so that the terminal is restored."""
+    """Raise `SystemExit` on SIGTERM, so that the terminal is restored."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
@@ -53,7 +51,7 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def load(config: EngineConfig) -> Engine:
-    """Load an engine; a terminal says so meanwhile."""
+    """Load an engine, with a spinner on a terminal."""
     with _progress(f"Loading {config.model}"):
         from hogwild_engine.engine import Engine
 
@@ -61,7 +59,7 @@ def load(config: EngineConfig) -> Engine:
 
 
 def show(engine: Engine, request: Request, *, as_json: bool = False) -> None:
-    """Answer the request and print how. Whatever ends this early cancels the session."""
+    """Answer the request and print its events. An exception cancels the session."""
     handle = engine.submit(request)
     try:
         with _view(request, as_json=as_json) as view:
@@ -72,29 +70,29 @@ def show(engine: Engine, request: Request, *, as_json: bool = False) -> None:
 
 
 def bench(config: BenchConfig, *, as_json: bool = False) -> None:
-    """Measure, then print tables or one JSON object. After Ctrl-C they hold what there is."""
+    """Measure, then print tables or one JSON object, also of what there is after Ctrl-C."""
     from hogwild_agents.bench.systems import loaded, rounds
 
     readings: list[Reading] = []
     with ExitStack() as stack:
         with _progress(f"Loading {config.model}"):
             models = stack.enter_context(loaded(config))
-        turns = config.repeats * len(config.settings) * len(models.arms)
+        runs = config.repeats * len(config.settings) * len(models.systems)
         try:
-            for reading in _tracked(rounds(config, models.arms, models.engine), turns):
+            for reading in _tracked(rounds(config, models.systems, models.engine), runs):
                 readings.append(reading)
         finally:
             _print_bench(config, models.machine, readings, as_json=as_json)
 
 
-def _tracked(readings: Iterator[Reading], turns: int) -> Iterator[Reading]:
+def _tracked(readings: Iterator[Reading], runs: int) -> Iterator[Reading]:
     yield from track(
         readings,
         "Measuring",
-        turns,
+        runs,
         console=Console(stderr=True),
         transient=True,
-        refresh_per_second=1,  # drawing takes time from what is measured
+        refresh_per_second=1,  # drawing would slow what is measured
         disable=not sys.stderr.isatty(),
     )
 

@@ -1,6 +1,6 @@
-"""What the command line prints of a session: plain lines, or one JSON object an event.
+"""Views of a session: plain lines, or one JSON object per event.
 
-Knows events, never tokens. The view for terminals is `hogwild_agents.cli.live_view`.
+The view for terminals is in live_view.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CONTROLS[ord("\r")] = ""
 
 
 class View(Protocol):
-    """Shows the events of one session, and leaves the terminal as it found it."""
+    """Shows the events of one session, and restores the terminal at its end."""
 
     def show(self, event: Event) -> None: ...
 
@@ -33,7 +33,7 @@ class View(Protocol):
 
 
 class _StreamView:
-    """A view that writes to a stream and holds nothing open."""
+    """A view that writes to a stream."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -50,28 +50,28 @@ class _StreamView:
 
 
 class JsonView(_StreamView):
-    """One JSON object an event, one a line; the last one is the answer."""
+    """Prints one JSON object per event and line; the last one is the answer."""
 
     def show(self, event: Event) -> None:
         self._write(json.dumps(event.as_dict()) + "\n")
 
 
 class PlainView(_StreamView):
-    """Each paragraph when it is finished, then thoughts and answer while they are written, then
-    the summary.
+    """Prints each finished paragraph, then thoughts and answer while they are written, then a
+    summary.
     """
 
     def __init__(self, out: TextIO) -> None:
         super().__init__(out)
-        self._told_paragraphs = False
-        self._told_thoughts = False
-        self._told_answer = False
+        self._printed_paragraphs = False
+        self._printed_thoughts = False
+        self._printed_answer = False
 
     def show(self, event: Event) -> None:
         match event:
             case ParagraphFinished(paragraph=paragraph):
-                self._told_paragraphs = True
-                self._write("".join(announced(paragraph)) + "\n\n")
+                self._printed_paragraphs = True
+                self._write("".join(titled(paragraph)) + "\n\n")
             case ThoughtToken(text=text):
                 self._thought(printable(text))
             case AnswerToken(text=text):
@@ -80,29 +80,29 @@ class PlainView(_StreamView):
                 self._write(f"\n\n{summary(event)}\n")
 
     def _thought(self, text: str) -> None:
-        if not self._told_thoughts:
+        if not self._printed_thoughts:
             text = text.lstrip()
             text = text and f"Thoughts:\n{text}"
-        self._told_thoughts = self._told_thoughts or bool(text)
+        self._printed_thoughts = self._printed_thoughts or bool(text)
         self._write(text)
 
     def _answer(self, text: str) -> None:
-        if not self._told_answer:
+        if not self._printed_answer:
             text = text.lstrip()
-            if text and (self._told_paragraphs or self._told_thoughts):
-                gap = "\n\n" if self._told_thoughts else ""
+            if text and (self._printed_paragraphs or self._printed_thoughts):
+                gap = "\n\n" if self._printed_thoughts else ""
                 text = f"{gap}Answer:\n{text}"
-        self._told_answer = self._told_answer or bool(text)
+        self._printed_answer = self._printed_answer or bool(text)
         self._write(text)
 
 
 def printable(text: str) -> str:
-    """The text without what would steer a terminal: control characters but line ends and tabs."""
+    """Replace control characters, which would control the terminal, except newlines and tabs."""
     return text.translate(_CONTROLS)
 
 
-def announced(paragraph: Paragraph) -> tuple[str, str]:
-    """A finished paragraph's title and text; several lines start on a line of their own."""
+def titled(paragraph: Paragraph) -> tuple[str, str]:
+    """Return a finished paragraph's title and text; a text of several lines starts a new line."""
     text = printable(paragraph.text).strip()
     cut = "" if paragraph.complete else " (cut)"
     gap = "\n" if "\n" in text else " "
@@ -110,7 +110,7 @@ def announced(paragraph: Paragraph) -> tuple[str, str]:
 
 
 def summary(finished: Finished) -> str:
-    """One line: what the session cost, and its cache against a private one for each worker."""
+    """Return one line: what the session cost, and its cache compared with private caches."""
     usage = finished.usage
     counts = [f"{name} {count}" for name, count in usage.worker_tokens.items()]
     if usage.answer_tokens and counts:

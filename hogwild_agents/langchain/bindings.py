@@ -1,5 +1,6 @@
-"""What may be bound to a model beside its settings: tools, their choice, the answer's format. Knows
-LangChain's and OpenAI's ways to say so; gives the engine's, and its request.
+"""From what is bound to a model (tools, tool choice, response format) to the engine's request.
+
+Knows LangChain's and OpenAI's forms.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ def to_request(
     strict: bool | None = None,
     response_format: object = None,
 ) -> Request:
-    """What a call asks of the engine.
+    """Return the engine's request for a call.
 
     Args:
         messages: the input.
         workers: the team.
-        settings: others of the request's, from the model's own.
-        tools: see `ChatHogwild.bind_tools`, as the rest.
+        settings: further fields of the request.
+        tools: see `ChatHogwild.bind_tools`.
         tool_choice: any of the forms that `to_choice` takes.
-        parallel_tool_calls: by default where the model itself chooses to call.
+        parallel_tool_calls: default: only if the model itself chooses to call.
         strict: write schemas in OpenAI's strict form.
-        response_format: see `to_format`; a grammar among the settings comes first.
+        response_format: see `to_format`; a grammar among the settings takes precedence.
 
     Raises:
         HogwildError: the messages or settings cannot be served.
@@ -60,7 +61,7 @@ def to_request(
         turns = add_rule(turns, answer.rule)
         settings = {**settings, "grammar": settings["grammar"] or answer.grammar}
     choice = to_choice(tool_choice, [tool["function"]["name"] for tool in given])
-    # A small model that must call goes on calling where it may.
+    # A small model that is forced to call repeats its calls if several are allowed.
     several = choice == "auto" if parallel_tool_calls is None else parallel_tool_calls
     return Request(
         turns,
@@ -74,7 +75,7 @@ def to_request(
 
 
 def to_tools(tools: Sequence[Tool], strict: bool | None = None) -> list[dict[str, Any]]:
-    """Functions, pydantic classes, tools and schemas in OpenAI's form.
+    """Convert functions, pydantic classes, tools and schemas to OpenAI's form.
 
     Raises:
         ConfigError: one of them cannot be converted.
@@ -93,13 +94,13 @@ def _to_tool(tool: Tool, strict: bool | None) -> dict[str, Any]:
         raise AssertionError from error
     function = made.get("function")
     is_function = isinstance(function, dict) and isinstance(function.get("name"), str)
-    todo = "this model runs here and has no tools of a provider"
+    todo = "a local model has no provider's built-in tools"
     require(is_function, "tools", "tools that are functions", made, todo)
     return made
 
 
 def to_choice(choice: object, names: Sequence[str]) -> str:
-    """The engine's ``tool_choice`` for any of LangChain's, OpenAI's and Anthropic's.
+    """Convert LangChain's, OpenAI's or Anthropic's ``tool_choice`` to the engine's.
 
     Raises:
         ConfigError: it names no tool.
@@ -122,11 +123,11 @@ def to_choice(choice: object, names: Sequence[str]) -> str:
 
 
 class Format(NamedTuple):
-    """How an answer is to look.
+    """The format of an answer.
 
     Args:
-        grammar: what binds it.
-        rule: what the model is told of it.
+        grammar: constrains the answer.
+        rule: describes the format to the model.
     """
 
     grammar: Grammar
@@ -134,11 +135,11 @@ class Format(NamedTuple):
 
 
 def to_format(response_format: object, *, has_tools: bool) -> Format | None:
-    """The engine's grammar for a ``response_format``.
+    """Return the format that a ``response_format`` asks for.
 
     Args:
         response_format: OpenAI's dict, a JSON schema, a pydantic class or a TypedDict.
-        has_tools: the answer may be a call instead.
+        has_tools: the answer may also be a call.
 
     Raises:
         ConfigError: it is none of these.
@@ -154,10 +155,10 @@ def to_format(response_format: object, *, has_tools: bool) -> Format | None:
 
 
 def to_schema(response_format: Any) -> dict[str, Any]:
-    """The JSON schema that a ``response_format`` names.
+    """Return the JSON schema in a ``response_format``.
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: there is none.
     """
     if isinstance(response_format, dict) and response_format.get("type") == "json_schema":
         named = response_format.get("json_schema")
@@ -176,7 +177,7 @@ def to_schema(response_format: Any) -> dict[str, Any]:
 
 
 def add_rule(messages: Sequence[dict[str, Any]], rule: str) -> tuple[dict[str, Any], ...]:
-    """Put a rule behind the last human message."""
+    """Append a rule to the last human message."""
     places = [place for place, message in enumerate(messages) if message["role"] == "user"]
     if not places:
         return (*messages, {"role": "user", "content": rule})

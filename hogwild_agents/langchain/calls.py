@@ -1,4 +1,4 @@
-"""One call to an engine: submit, read events to the end, free the session however that comes."""
+"""One call to an engine: submit the request, read its events, and free the session in any case."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is asked of which engine.
+    """A request and the engine that serves it.
 
     Args:
-        config: the engine that serves it.
+        config: the engine.
         request: the task.
-        timeout_s: seconds from submission to the end; loading an engine does not count.
+        timeout_s: seconds from submission to the end; loading the engine does not count.
     """
 
     config: EngineConfig
@@ -36,10 +36,10 @@ class Call:
 
 
 def events(call: Call) -> Generator[Event]:
-    """Run the call; yields its events as they happen. Closing the iterator ends the session.
+    """Run the call and yield its events. Closing the iterator cancels the session.
 
     Raises:
-        HogwildError: the face's class for what went wrong.
+        HogwildError: a class of `hogwild_agents.langchain.errors`.
     """
     with translated():
         handle = engines.REGISTRY.get(call.config).submit(call.request)
@@ -48,10 +48,10 @@ def events(call: Call) -> Generator[Event]:
 
 
 async def aevents(call: Call) -> AsyncGenerator[Event]:
-    """`events` that never blocks the event loop, not for loading nor for tokenising a long prompt.
+    """Do as `events` without blocking the event loop, not even to load the model.
 
     Raises:
-        HogwildError: the face's class for what went wrong.
+        HogwildError: a class of `hogwild_agents.langchain.errors`.
     """
     with translated():
         engine = await engines.REGISTRY.aget(call.config)
@@ -62,7 +62,7 @@ async def aevents(call: Call) -> AsyncGenerator[Event]:
 
 
 def run(call: Call) -> Finished:
-    """Run the call to its end."""
+    """Run the call to its end and return the last event."""
     with closing(events(call)) as happening:
         for event in happening:
             if isinstance(event, Finished):
@@ -71,7 +71,7 @@ def run(call: Call) -> Finished:
 
 
 async def arun(call: Call) -> Finished:
-    """`run` that never blocks the event loop."""
+    """Do as `run` without blocking the event loop."""
     async with aclosing(aevents(call)) as happening:
         async for event in happening:
             if isinstance(event, Finished):
@@ -110,7 +110,7 @@ def _served(
     timeout_s: float | None,
     later: Callable[[float, Callable[[], None]], _Timer],
 ) -> Iterator[None]:
-    """End the session when the block is left, and when its time is up."""
+    """Cancel the session at the end of the block, and when its time is up."""
     late = threading.Event()
 
     def expire() -> None:

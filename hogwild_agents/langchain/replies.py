@@ -1,10 +1,10 @@
-"""From an engine's events to the message that answers a call, whole or in chunks.
+"""From an engine's events to the AI message that answers a call, whole or in chunks.
 
-A lone worker's reply is plain text, with one reasoning block before it where the model thinks
-first. A team's is a list of content blocks: a reasoning block for each paragraph, in history order,
-then one text block, the answer, and its tool calls. Chunks grow these blocks as tokens appear, so
-there they stand in the order in which they began; ``extras["index"]``, which comes when a paragraph
-ends, is its place in the history.
+A single worker's reply is plain text, with one reasoning block before it if the model thinks first.
+A team's is a list of content blocks: a reasoning block for each paragraph, in history order, then
+one text block, the answer, and its tool calls. Chunks extend these blocks token by token, in the
+order in which they began; ``extras["index"]``, sent when a paragraph ends, is its place in the
+history.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Block = dict[str, Any]
 
 @dataclass
 class Reply:
-    """The message that answers one call.
+    """Builds the message that answers one call.
 
     Args:
-        message_id: what the ids of its paragraphs begin with.
-        model_name: stands in the response's metadata.
+        message_id: the prefix of its paragraphs' ids.
+        model_name: for the response's metadata.
         is_team: more than one worker writes.
         answer: "write" or "join".
     """
@@ -63,18 +63,18 @@ class Reply:
 
     @classmethod
     def to(cls, call: Call) -> Reply:
-        """The reply to ``call``, under a new id."""
+        """Return the reply to ``call``, with a new id."""
         request = call.request
         is_team = len(request.workers) > 1
         return cls(uuid4().hex, call.config.model, is_team, request.answer)
 
     def chunk(self, event: Event) -> AIMessageChunk | None:
-        """What the event adds to the message; nothing where it writes none of it."""
+        """Return what the event adds to the message; ``None`` if nothing."""
         if isinstance(event, Token):
-            return self._chunk([self._grown(event.worker, event.paragraph, event.text)])
+            return self._chunk([self._delta(event.worker, event.paragraph, event.text)])
         if isinstance(event, ParagraphFinished):
             paragraph = event.paragraph
-            block = self._grown(paragraph.worker, paragraph.number, "")
+            block = self._delta(paragraph.worker, paragraph.number, "")
             block["extras"] = block.get("extras", {}) | {"index": event.index}
             return self._chunk([block])
         if isinstance(event, ThoughtToken):
@@ -84,7 +84,7 @@ class Reply:
             block: Block = {"type": "text", "text": event.text, "index": "lc_answer"}
             return self._chunk([block] if self._has_blocks else event.text)
         if isinstance(event, CallToken):
-            if event.name == "":  # cut before its name: a call that only the end can tell of
+            if event.name == "":  # cut before its name: the last chunk reports it
                 return None
             return self._call_chunk(event.call, event.name, event.text)
         if isinstance(event, Finished):
@@ -102,7 +102,7 @@ class Reply:
         )
 
     def _last_chunk(self, finished: Finished) -> AIMessageChunk:
-        """The end of the message: all numbers, no text."""
+        """Return the chunk with the usage and metadata, which ends the message."""
         chunk = self._chunk([] if self._has_blocks else "")
         if finished.calls and not finished.calls[-1].complete:
             cut = finished.calls[-1].arguments
@@ -115,7 +115,7 @@ class Reply:
         return chunk
 
     def message(self, finished: Finished) -> AIMessage:
-        """The whole message."""
+        """Return the whole message."""
         self._thinks = bool(finished.thought)
         calls = [(self.call_id(n), call) for n, call in enumerate(finished.calls)]
         content: str | list[str | Block] = finished.text
@@ -134,11 +134,11 @@ class Reply:
         )
 
     def paragraph_id(self, worker: str, number: int) -> str:
-        """Shared by the block that holds a paragraph and the message named for its worker."""
+        """Return the id of a paragraph: of its reasoning block and of its own message."""
         return f"{self.message_id}-{worker.casefold()}-{number}"
 
     def call_id(self, place: int) -> str:
-        """The id of the answer's tool call at ``place``."""
+        """Return the id of the answer's tool call at ``place``."""
         return f"call_{self.message_id[:24]}_{place}"
 
     @property
@@ -148,8 +148,8 @@ class Reply:
     def _chunk(self, content: str | list[str | Block]) -> AIMessageChunk:
         return AIMessageChunk(content=content, response_metadata=self._origin())
 
-    def _grown(self, worker: str, number: int, text: str) -> Block:
-        """A delta. Strings under equal keys are joined on merging: ``extras`` come but once."""
+    def _delta(self, worker: str, number: int, text: str) -> Block:
+        """Return a delta. Merging concatenates equal keys, so ``extras`` is sent only once."""
         block: Block = {
             "type": "reasoning",
             "reasoning": text,
@@ -170,12 +170,12 @@ class Reply:
         }
 
     def _origin(self) -> dict[str, Any]:
-        """Metadata that every chunk may repeat."""
+        """Return the metadata that every chunk may repeat."""
         version = {"output_version": "v1"} if self._has_blocks else {}
         return {"model_provider": PROVIDER} | version
 
     def _metadata(self, finished: Finished) -> dict[str, Any]:
-        """Metadata that must come once."""
+        """Return the metadata that is sent once."""
         logprobs = [{"token": token.text, "logprob": token.logprob} for token in finished.logprobs]
         return ({"logprobs": {"content": logprobs}} if logprobs else {}) | {
             "model_name": self.model_name,
@@ -192,7 +192,7 @@ class Reply:
     def _usage(self, finished: Finished) -> UsageMetadata:
         usage = finished.usage
         thought = usage.thought_tokens
-        # A worker's tokens are thought, unless they are the answer themselves.
+        # A worker's tokens are reasoning unless they are the answer themselves.
         if self.is_team and self.answer == "write":
             thought += sum(usage.worker_tokens.values())
         return UsageMetadata(
@@ -221,9 +221,9 @@ def _cut_call(call_id: str, call: ToolCall) -> InvalidToolCall:
 
 
 def unrepairable(arguments: str) -> str:
-    """Arguments that were cut, with a wrong bracket behind them.
+    """Return cut arguments with a bracket appended that does not match.
 
-    Core completes cut JSON to a call that looks valid; what does not match it leaves alone.
+    LangChain completes cut JSON to a call that looks valid; JSON that is wrong it leaves alone.
     """
     quoted = escaped = False
     open_brackets: list[str] = []

@@ -1,6 +1,4 @@
-"""``with_structured_output``: the model bound to a schema, and behind it a parser that takes no
-answer that was cut.
-"""
+"""``with_structured_output``: a constrained model, and parsers that refuse a cut answer."""
 
 from __future__ import annotations
 
@@ -36,10 +34,10 @@ def structured(
     strict: bool | None,
     **settings: Any,
 ) -> Runnable[Any, Any]:
-    """The model with objects for answers.
+    """See `ChatHogwild.with_structured_output`.
 
     Raises:
-        ConfigError: the method is unknown or the schema none.
+        ConfigError: the method is unknown, or the schema cannot be converted.
     """
     known = method in ("json_schema", "function_calling", "json_mode")
     require(known, "method", "'json_schema', 'function_calling' or 'json_mode'", method)
@@ -77,7 +75,7 @@ def _with_raw(bound: Runnable[Any, Any], parser: Runnable[Any, Any]) -> Runnable
 
 
 def _check_whole(result: list[Generation]) -> None:
-    """Lenient parsers would complete an answer that was cut, and nobody would know."""
+    """Raise if an answer was cut: LangChain's lenient parsers would silently complete it."""
     for generation in result:
         if isinstance(generation, ChatGeneration):
             message = generation.message
@@ -87,7 +85,7 @@ def _check_whole(result: list[Generation]) -> None:
 
 
 class _Whole(BaseLLMOutputParser[Any]):
-    """In front of a parser of core: refuses what was cut, leaves the rest to it."""
+    """A LangChain parser that refuses an answer that was cut."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         _check_whole(result)

@@ -1,4 +1,4 @@
-"""The LangGraph node: one session of a team as one step of a graph. Knows state and streams."""
+"""The LangGraph node: a session of a team as one step of a graph."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ OutputMode = Literal["last", "full_history"]
 
 
 class HogwildNode(Runnable[Any, dict[str, Any]]):
-    """A node whose workers think at the same time: messages in, messages out.
+    """Node whose workers write at the same time: messages in, messages out.
 
-    It serves sync graphs and async ones; in an async graph, cancelling the node ends the session
+    It runs in sync and async graphs; in an async graph, cancelling the node cancels the session
     within a step. While workers write, ``stream_mode="messages"`` shows each paragraph as a
     chat-model run with the tag ``worker:alice`` and ``hogwild_worker`` in its metadata, and
     ``stream_mode="custom"`` shows the engine's events as dicts.
 
     Args:
-        llm: the model; its settings are the session's.
-        output_mode: "last" returns the answer. "full_history" returns, before it, each paragraph as
-            a message that bears its worker's name; until the next human message they are history of
-            the task when the node runs again.
-        messages_key: where the state keeps its messages.
-        name: the node's name where ``add_node`` is given none.
+        llm: the model, with the settings of the session.
+        output_mode: "last" returns the answer. "full_history" returns each paragraph as a message
+            with its worker's name, then the answer. Until the next human message these paragraphs
+            are history of the task when the node runs again.
+        messages_key: the state's key of the messages.
+        name: the node's name unless ``add_node`` gets one.
 
     Raises:
         ConfigError: an argument is not what it must be.
@@ -65,7 +65,7 @@ class HogwildNode(Runnable[Any, dict[str, Any]]):
     def invoke(
         self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Run a session on the state's messages; returns the update of the state."""
+        """Run a session on the state's messages and return the update of the state."""
         messages = self._messages(input)
         call = self.llm.make_call(messages, **kwargs)
         transcript = Transcript(Reply.to(call))
@@ -84,7 +84,7 @@ class HogwildNode(Runnable[Any, dict[str, Any]]):
     async def ainvoke(
         self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """`invoke` for async graphs; cancelling it ends the session."""
+        """Do as `invoke` in async graphs; cancelling it cancels the session."""
         messages = self._messages(input)
         call = self.llm.make_call(messages, **kwargs)
         transcript = Transcript(Reply.to(call))
@@ -117,7 +117,7 @@ class HogwildNode(Runnable[Any, dict[str, Any]]):
 
 
 def _runtime() -> Runtime | None:
-    """The graph's runtime; none where the node is called outside of a graph."""
+    """Return the graph's runtime; ``None`` outside of a graph."""
     try:
         return get_runtime()
     except (RuntimeError, KeyError):
@@ -125,7 +125,7 @@ def _runtime() -> Runtime | None:
 
 
 def _show(event: Event, runtime: Runtime | None) -> None:
-    """Tell the graph what happened; stop where it is being shut down, to run again when resumed."""
+    """Stream an event to the graph; stop if the graph is draining, to run again when resumed."""
     if runtime is None:
         return
     if runtime.drain_requested:

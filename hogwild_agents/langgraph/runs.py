@@ -1,7 +1,7 @@
-"""A session told as chat-model runs: one for each paragraph, by its worker's tag, and the answer's.
+"""A session as nested chat-model runs: one per paragraph, tagged with its worker, and the answer's.
 
-`Transcript` says which runs begin, grow and end; `Runs` tells the callbacks. So whoever listens to
-a graph, ``stream_mode="messages"`` or a tracer, can tell workers apart while they write.
+`Transcript` turns events into runs that begin, grow and end; `Runs` reports these to the callbacks.
+So ``stream_mode="messages"`` and tracers show the workers separately while they write.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NOTHING = LLMResult(generations=[])
 
 
 class Begin(NamedTuple):
-    """A run begins: a worker's, or with ``None`` the answer's. ``run`` is its message's id."""
+    """A run begins: a worker's, or the answer's with ``None``. ``run`` is its message's id."""
 
     run: str
     worker: str | None
@@ -56,10 +56,10 @@ class End(NamedTuple):
 
 
 class Transcript:
-    """The messages of one session, while they are written and in the end.
+    """The messages of one session.
 
     Args:
-        reply: makes the answer, which gets its id.
+        reply: builds the answer, and has its id.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -70,7 +70,7 @@ class Transcript:
         self._ended: set[str] = set()
 
     def acts(self, event: Event) -> Iterator[Begin | Grow | End]:
-        """What an event means for the runs."""
+        """Return what an event means for the runs."""
         if isinstance(event, Token):
             yield from self._write(event)
         elif isinstance(event, ParagraphFinished):
@@ -95,7 +95,7 @@ class Transcript:
     def _finish(self, finished: Finished) -> Iterator[Begin | Grow | End]:
         self.answer = self._reply.message(finished)
         self.answer.id = self._reply.message_id
-        # A draft that says nothing never enters the history.
+        # A draft without content never enters the history.
         for run in self._drafts.keys() - self._ended - {self.answer.id}:
             yield from self._end(self._drafts[run])
         if last := self._reply.chunk(finished):
@@ -119,12 +119,12 @@ class Transcript:
 
 
 class Runs:
-    """Tells callbacks of runs, from sync code or from a coroutine.
+    """Reports runs to callbacks, from sync code or from a coroutine.
 
     Args:
-        llm: the model that the runs are of.
+        llm: the model of the runs.
         messages: its input.
-        config: that of the node they are children of.
+        config: of the node that is their parent.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Runs:
         self._aopen: dict[str, AsyncCallbackManagerForLLMRun] = {}
 
     def do(self, act: Begin | Grow | End) -> None:
-        """Tell the callbacks what happened."""
+        """Report one change to the callbacks."""
         if isinstance(act, Begin):
             manager = CallbackManager.configure(**self._setup(act.worker))
             (self._open[act.run],) = manager.on_chat_model_start(**self._start, name=act.worker)
@@ -154,7 +154,7 @@ class Runs:
             self._open.pop(act.run).on_llm_end(_result(act.message))
 
     async def ado(self, act: Begin | Grow | End) -> None:
-        """`do` for async callbacks."""
+        """Do as `do` for async callbacks."""
         if isinstance(act, Begin):
             manager = AsyncCallbackManager.configure(**self._setup(act.worker))
             starting = manager.on_chat_model_start(**self._start, name=act.worker)
@@ -172,13 +172,13 @@ class Runs:
         self._open.clear()
 
     async def afail(self, error: BaseException) -> None:
-        """`fail` for async callbacks; goes on where its caller is cancelled once more."""
+        """Do as `fail` for async callbacks, even if the caller is cancelled again."""
         told = [run.on_llm_error(error, response=_NOTHING) for run in self._aopen.values()]
         self._aopen.clear()
         await asyncio.shield(asyncio.gather(*told))
 
     def _setup(self, worker: str | None) -> dict[str, Any]:
-        """Arguments of ``configure``, as a call of the model itself would have them."""
+        """Return the arguments of ``configure`` that a call of the model itself would pass."""
         llm, config = self._llm, self._config
         tags = [f"worker:{worker.casefold()}"] if worker else []
         about = {"hogwild_worker": worker, "lc_agent_name": worker} if worker else {}

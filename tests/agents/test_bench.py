@@ -51,19 +51,22 @@ def models(config: BenchConfig) -> Iterator[Loaded]:
 
 @pytest.fixture(scope="module")
 def readings(config: BenchConfig, models: Loaded) -> list[Reading]:
-    return list(rounds(config, models.arms, models.engine))
+    return list(rounds(config, models.systems, models.engine))
 
 
-def made(arm: SystemName, repeat: int, decode_s: float, *, tokens: int, **more: Any) -> Reading:
+def made(system: SystemName, repeat: int, decode_s: float, *, tokens: int, **more: Any) -> Reading:
     run = Measured(64, 64, 0.5, steps=10, tokens=tokens, decode_s=decode_s, **more)
-    return Reading(64, 1, repeat, arm, run)
+    return Reading(64, 1, repeat, system, run)
 
 
 def test_every_arm_takes_its_turn_in_every_round_of_every_setting(readings: list[Reading]) -> None:
-    arms = [BASE, ONE, THREE]
-    turns = [(r.context, r.sessions, r.repeat, r.arm) for r in readings]
+    systems = [BASE, ONE, THREE]
+    turns = [(r.context, r.sessions, r.repeat, r.system) for r in readings]
     assert turns == [
-        (CONTEXT, count, repeat, arm) for count in (1, 2) for repeat in (0, 1) for arm in arms
+        (CONTEXT, count, repeat, system)
+        for count in (1, 2)
+        for repeat in (0, 1)
+        for system in systems
     ]
 
 
@@ -74,7 +77,7 @@ def test_a_step_decodes_one_token_of_every_worker_of_every_session(
         run = r.measured
         # Requests are longer than what is measured; an engine's reader may miss some of it.
         assert 0 < run.steps <= STEPS + 1
-        assert run.tokens == run.steps * r.arm.workers * r.sessions
+        assert run.tokens == run.steps * r.system.workers * r.sessions
 
 
 def test_prompts_are_about_as_long_as_asked_for_and_all_of_them_is_prefilled(
@@ -88,19 +91,19 @@ def test_prompts_are_about_as_long_as_asked_for_and_all_of_them_is_prefilled(
 def test_workers_share_what_private_caches_would_repeat(readings: list[Reading]) -> None:
     for r in readings:
         held, private = r.measured.cache_bytes, r.measured.private_cache_bytes
-        if r.arm == BASE:
+        if r.system == BASE:
             assert (held, private) == (None, None)
         else:
             assert held
             assert private
             # A page has 32 tokens: blocks that fill theirs in part hold more than they store.
-            assert held < 1.6 * private if r.arm.workers == 1 else held < private
+            assert held < 1.6 * private if r.system.workers == 1 else held < private
 
 
 def test_the_forward_is_part_of_a_step(readings: list[Reading]) -> None:
     for r in readings:
         share = r.measured.outside_forward
-        assert share is None if r.arm == BASE else share is not None and 0 < share < 1
+        assert share is None if r.system == BASE else share is not None and 0 < share < 1
 
 
 def test_no_two_prompts_begin_alike(models: Loaded) -> None:
@@ -121,10 +124,10 @@ def test_a_prompt_is_cut_to_what_the_models_context_holds_beside_the_decoding(
     config: BenchConfig, models: Loaded
 ) -> None:
     long = replace(config, contexts=(4096,), sessions=(1,), repeats=1)
-    for r in rounds(long, models.arms, models.engine):
+    for r in rounds(long, models.systems, models.engine):
         assert r.context == 4096
         assert 256 < r.measured.prompt_tokens < models.engine.context_len - 3 * STEPS
-        assert r.measured.tokens == r.measured.steps * r.arm.workers
+        assert r.measured.tokens == r.measured.steps * r.system.workers
 
 
 def test_a_prompt_as_long_as_the_context_allows_leaves_all_steps_to_every_worker(
@@ -158,9 +161,9 @@ def test_figures_are_medians() -> None:
 def test_ratios_compare_arms_within_a_round() -> None:
     seconds = {BASE: (1.0, 4.0, 2.0), ONE: (0.25, 2.0, 2.0), FOUR: (1.0, 4.0, 1.0)}
     readings = [
-        made(arm, repeat, times[repeat], tokens=10 * arm.workers)
+        made(system, repeat, times[repeat], tokens=10 * system.workers)
         for repeat in range(3)
-        for arm, times in seconds.items()
+        for system, times in seconds.items()
     ]
     base, one, four = figures_of(readings)
     assert [base.over_generate, base.over_one_worker] == [1.0, None]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import fields
 from typing import Any, cast
 
 import pytest
 from langchain_core import exceptions as core
 
 import hogwild_agents
+import hogwild_engine
 from hogwild_agents import ChatHogwild, Worker
 from hogwild_agents.langchain import errors
+from hogwild_engine import EngineConfig, Request, SamplingParams
 from hogwild_engine.api import errors as engine
 
 
@@ -36,7 +39,8 @@ def test_an_engine_error_becomes_ours_beside_its_kin(
 ) -> None:
     of_engine = getattr(engine, name)("what was wanted")
     ours = errors.translate(of_engine)
-    assert type(ours) is getattr(hogwild_agents, name)
+    assert type(ours) is getattr(errors, name)
+    assert getattr(hogwild_agents, name) is type(of_engine)
     assert isinstance(ours, type(of_engine))
     assert isinstance(ours, kin)
     assert ours.is_retryable is is_retryable
@@ -131,6 +135,42 @@ def test_building_a_model_loads_no_weights_and_no_torch() -> None:
     code = f"import sys, hogwild_agents as h; {use}; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("build", "kind"),
+    [
+        (lambda: Worker(""), hogwild_agents.WorkerNameError),
+        (lambda: Worker("Ann", role=" "), hogwild_agents.ConfigError),
+        (lambda: hogwild_agents.Grammar(cast(Any, "poem"), "x"), hogwild_agents.ConfigError),
+        (lambda: ChatHogwild(workers=[""]), hogwild_agents.WorkerNameError),
+        (lambda: ChatHogwild(max_steps=0), hogwild_agents.ConfigError),
+    ],
+)
+def test_the_packages_names_catch_what_building_raises(build: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        build()
+
+
+def test_workers_and_grammars_are_the_engines_own() -> None:
+    assert hogwild_agents.Worker is hogwild_engine.Worker
+    assert hogwild_agents.Grammar is hogwild_engine.Grammar
+    assert hogwild_agents.Protocol is hogwild_engine.Protocol
+
+
+def test_settings_have_the_engines_names_and_defaults() -> None:
+    llm = ChatHogwild()
+    shared = 0
+    for settings in (
+        EngineConfig(),
+        Request(({"role": "user", "content": "x"},)),
+        SamplingParams(),
+    ):
+        for field in fields(settings):
+            if field.name in ChatHogwild.model_fields and field.name not in ("workers", "stop"):
+                assert getattr(llm, field.name) == getattr(settings, field.name), field.name
+                shared += 1
+    assert shared == len(fields(EngineConfig)) + len(fields(SamplingParams)) + 9
 
 
 def test_the_public_names_exist() -> None:

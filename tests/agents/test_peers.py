@@ -131,9 +131,9 @@ def test_llama_gives_every_sequence_the_prompt_and_its_own_tokens_in_order(
 ) -> None:
     fake, prompt = FakeLlama(), list(range(1, 700))
     monkeypatch.setitem(sys.modules, "llama_cpp", cast(Any, fake))
-    arm = peer_llama.LlamaSystem(None, lambda _: prompt, sequences=3, context=800, threads=1)
+    system = peer_llama.LlamaSystem(None, lambda _: prompt, sequences=3, context=800, threads=1)
     for seed in (1, 2):  # the second run starts anew
-        run = arm.measure(["task"], 4, seed)
+        run = system.measure(["task"], 4, seed)
         assert (run.prompt_tokens, run.steps, run.tokens) == (699, 4, 12)
         assert fake.held.keys() == {0, 1, 2}
         written = [[token for _, token in held[699:]] for held in fake.held.values()]

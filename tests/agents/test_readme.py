@@ -40,6 +40,9 @@ def test_a_command_of_the_readme_runs(command: str) -> None:
     program, *arguments = shlex.split(command, comments=True)
     if program == "make":
         run = ["make", "--dry-run", *arguments]
+    elif program == "pip":
+        options = ["--dry-run", "--no-deps", "--no-build-isolation"]
+        run = [sys.executable, "-m", "pip", *arguments[:1], *options, *arguments[1:]]
     else:
         assert program == "hogwild"
         run = [sys.executable, "-m", "hogwild_agents", *arguments]

@@ -2,6 +2,7 @@
 
 import ast
 import gzip
+import html
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from langchain_core.messages import AIMessage, ToolMessage
 
 from hogwild_agents import ChatHogwild
-from recipes import agent_loop
+from recipes import agent_loop, live_view_svg
 from recipes.function_task import (
     FunctionTask,
     installed_humaneval,
@@ -397,3 +398,14 @@ def test_the_agents_transcript_tells_thoughts_calls_and_results(team_llm: ChatHo
     told = [AIMessage("", tool_calls=[call]), ToolMessage("big", tool_call_id="1")]
     lines = ["  calls lookup(country='Italy', what='area')", "tool: big"]
     assert list(agent_loop.lines_of(told)) == lines
+
+
+def test_the_picture_of_the_live_view_shows_two_workers_at_work(tmp_path: Path) -> None:
+    out = tmp_path / "live_view.svg"
+    assert live_view_svg.main(["--out", str(out)]) == 0
+    for svg in (out, ROOT / "docs" / "live_view.svg"):
+        text = html.unescape(svg.read_text(encoding="utf-8"))
+        assert "Alice [2]" in text.replace("\xa0", " ")
+        assert "Bob [2]" in text.replace("\xa0", " ")
+        assert text.count("def\xa0is_") == 4
+        assert "@font-face" not in text

@@ -17,7 +17,7 @@ from langchain_core.runnables import ConfigurableField
 from langchain_core.tools import StructuredTool, tool
 from pydantic import BaseModel
 
-from hogwild_agents import ChatHogwild, Grammar
+from hogwild_agents import ChatHogwild, ConfigError, Grammar
 from hogwild_agents.langchain import errors
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.role_order import stricter
@@ -236,6 +236,6 @@ def test_strict_templates_get_turns_in_alternation(tokenizer: Any) -> None:
         lambda llm: llm.make_call([HumanMessage("x")], worker_grammar=Grammar.regex("a")),
     ],
 )
-def test_misuse_is_an_error_of_the_face(misuse: Any) -> None:
-    with pytest.raises(errors.ConfigError):
+def test_misuse_is_one_of_our_errors(misuse: Any) -> None:
+    with pytest.raises(ConfigError):
         misuse(ChatHogwild(workers=1))

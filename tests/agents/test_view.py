@@ -10,8 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from hogwild_agents.cli.board import Board
 from hogwild_agents.cli.live_view import Frame, LiveView
+from hogwild_agents.cli.session_state import SessionState
 from hogwild_agents.cli.view import JsonView, PlainView, printable, summary
 from hogwild_engine.api.events import (
     AnswerToken,
@@ -50,9 +50,9 @@ def terminal(width: int = 80, height: int = 24) -> Console:
     )
 
 
-def frame(board: Board, width: int = 80, height: int = 24) -> list[str]:
+def frame(state: SessionState, width: int = 80, height: int = 24) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height, highlight=False)
-    console.print(Frame(board))
+    console.print(Frame(state))
     return file_of(console).splitlines()
 
 
@@ -69,12 +69,12 @@ def plain(*events: Event) -> str:
     return out.getvalue()
 
 
-def board_of(size: int, text: str) -> Board:
-    board = Board(names(size), clock=count(step=0.5).__next__)
-    for name in board.desks:
-        board.apply(Token(1, name, 1, text))
-    board.apply(Step(1, tuple(board.desks)))
-    return board
+def state_of(size: int, text: str) -> SessionState:
+    state = SessionState(names(size), clock=count(step=0.5).__next__)
+    for name in state.workers:
+        state.apply(Token(1, name, 1, text))
+    state.apply(Step(1, tuple(state.workers)))
+    return state
 
 
 def test_plain_view_tells_a_paragraph_when_it_is_finished_and_by_whom() -> None:
@@ -108,12 +108,12 @@ def test_plain_view_tells_thoughts_from_the_answer() -> None:
 
 
 def test_live_view_shows_thoughts_until_the_answer_begins() -> None:
-    board = board_of(1, "")
-    board.apply(ThoughtToken("Hot or cold?"))
-    assert any("thoughts" in line for line in frame(board))
-    assert any("Hot or cold?" in line for line in frame(board))
-    board.apply(AnswerToken("Tea."))
-    assert not any("Hot or cold?" in line for line in frame(board))
+    state = state_of(1, "")
+    state.apply(ThoughtToken("Hot or cold?"))
+    assert any("thoughts" in line for line in frame(state))
+    assert any("Hot or cold?" in line for line in frame(state))
+    state.apply(AnswerToken("Tea."))
+    assert not any("Hot or cold?" in line for line in frame(state))
 
 
 def test_plain_view_flushes_what_it_writes() -> None:
@@ -162,50 +162,50 @@ def test_the_summary_says_when_something_was_cut() -> None:
 
 
 def test_workers_stand_side_by_side_with_what_they_have_open() -> None:
-    board = Board(["Ann", "Bob"])
-    board.apply(Token(1, "Ann", 1, "Tea is"))
-    board.apply(Token(1, "Bob", 2, "Coffee is"))
-    lines = frame(board)
+    state = SessionState(["Ann", "Bob"])
+    state.apply(Token(1, "Ann", 1, "Tea is"))
+    state.apply(Token(1, "Bob", 2, "Coffee is"))
+    lines = frame(state)
     assert any("Ann [1]" in line and "Bob [2]" in line for line in lines)
     assert any("Tea is" in line and "Coffee is" in line for line in lines)
 
 
 def test_a_finished_paragraph_leaves_its_desk() -> None:
-    board = Board(["Ann", "Bob"])
-    board.apply(Token(1, "Ann", 1, "Tea is hot."))
-    board.apply(wrote("Ann", "Tea is hot."))
-    shown = "\n".join(frame(board))
+    state = SessionState(["Ann", "Bob"])
+    state.apply(Token(1, "Ann", 1, "Tea is hot."))
+    state.apply(wrote("Ann", "Tea is hot."))
+    shown = "\n".join(frame(state))
     assert "Tea" not in shown
     assert "Ann [2]" in shown
 
 
 def test_the_frame_says_why_a_worker_writes_no_more() -> None:
-    board = Board(["Ann", "Bob"])
-    board.apply(WorkerFinished(3, "Ann", "end_of_turn"))
-    assert "Ann: done" in "\n".join(frame(board))
+    state = SessionState(["Ann", "Bob"])
+    state.apply(WorkerFinished(3, "Ann", "end_of_turn"))
+    assert "Ann: done" in "\n".join(frame(state))
 
 
 def test_the_frame_tells_steps_and_tokens_a_second() -> None:
     times = iter([10.0, 12.0])
-    board = Board(["Ann", "Bob"], clock=times.__next__)
-    board.apply(Step(1, ("Ann", "Bob")))
-    board.apply(Step(2, ("Ann", "Bob")))
-    assert frame(board)[-1].strip() == "step 2 · 1.0 steps/s · 2.0 tokens/s · 2.0 s"
+    state = SessionState(["Ann", "Bob"], clock=times.__next__)
+    state.apply(Step(1, ("Ann", "Bob")))
+    state.apply(Step(2, ("Ann", "Bob")))
+    assert frame(state)[-1].strip() == "step 2 · 1.0 steps/s · 2.0 tokens/s · 2.0 s"
 
 
 def test_the_frame_shows_the_end_of_a_long_paragraph() -> None:
     text = " ".join(f"word{i}" for i in range(500))
-    assert any("word499" in line for line in frame(board_of(2, text)))
+    assert any("word499" in line for line in frame(state_of(2, text)))
 
 
 @pytest.mark.parametrize("size", TEAM_SIZES)
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (30, 10), (12, 5)])
 @pytest.mark.parametrize("text", [MARKUP, WIDE, "a" * 900, "one\ttwo\nthree\n" * 20, ""])
 def test_a_frame_fits_the_terminal(size: int, width: int, height: int, text: str) -> None:
-    board = board_of(size, text)
+    state = state_of(size, text)
     if size == 1:
-        board.apply(AnswerToken(text))
-    lines = frame(board, width, height)
+        state.apply(AnswerToken(text))
+    lines = frame(state, width, height)
     assert len(lines) < height
     assert all(cell_len(line) <= width for line in lines)
 

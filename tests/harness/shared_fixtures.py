@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +74,7 @@ def all_pages_free() -> Callable[[Engine], bool]:
 
 @pytest.fixture(scope="session")
 def smollm(lone_llm: ChatHogwild) -> Engine:
-    """The engine of the embedded model in float32, shared with the face's tests."""
+    """The engine of the embedded model in float32, shared with the adapters' tests."""
     return lone_llm.engine
 
 
@@ -130,9 +129,8 @@ def tiny_llm(tiny_engine: Callable[..., Engine]) -> ChatHogwild:
     """One worker on a tiny random model that ends its answers by itself: fast, without ability."""
     settings: dict[str, Any] = {"model": "smollm2-135m", "dtype": "float32", "num_pages": 251}
     llm = ChatHogwild(workers=1, temperature=1.0, seed=1, max_tokens=96, max_steps=8, **settings)
-    loaded: Future[Engine] = Future()
-    loaded.set_result(tiny_engine("llama", talkative=True))
-    engines.REGISTRY._engines[llm.make_call([HumanMessage("x")]).config] = loaded
+    config = llm.make_call([HumanMessage("x")]).config
+    engines.REGISTRY.put(config, tiny_engine("llama", talkative=True))
     return llm
 
 

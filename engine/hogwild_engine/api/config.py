@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from hogwild_engine.api.errors import require
 
 EMBEDDED_MODEL = "smollm2-135m"
-QUANTIZATIONS = ("none", "int8")
-ATTENTIONS = ("auto", "reference", "cpu", "native", "triton")
-PREFILLS = ("auto", "flash", "varlen", "same")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+QuantizationName = Literal["none", "int8"]
+AttentionName = Literal["auto", "reference", "cpu", "native", "triton"]
+PrefillName = Literal["auto", "flash", "varlen", "same"]
+DTYPES = get_args(DtypeName)
+QUANTIZATIONS = get_args(QuantizationName)
+ATTENTIONS = get_args(AttentionName)
+PREFILLS = get_args(PrefillName)
 MAX_INT64 = 2**63 - 1
 
 
@@ -55,11 +59,11 @@ class EngineConfig:
 
     model: str = EMBEDDED_MODEL
     revision: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "int8"] = "none"
+    dtype: DtypeName = "auto"
+    quantization: QuantizationName = "none"
     device: str = "auto"
-    attention: Literal["auto", "reference", "cpu", "native", "triton"] = "auto"
-    prefill_attention: Literal["auto", "flash", "varlen", "same"] = "auto"
+    attention: AttentionName = "auto"
+    prefill_attention: PrefillName = "auto"
     cuda_graphs: bool = False
     num_pages: int | None = None
     memory_fraction: float = 0.2

@@ -1,4 +1,4 @@
-"""What a session's events have told so far. Knows nothing of terminals."""
+"""The state of a session as its events describe it. Knows nothing of terminals."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ENDS: dict[WorkerEnd, str] = {
 
 
 @dataclass
-class Desk:
-    """What one worker has open. ``end`` says why it writes no more."""
+class WorkerState:
+    """The open paragraph of one worker; ``end`` says why it has stopped."""
 
     number: int = 1
     text: str = ""
@@ -39,16 +39,16 @@ class Desk:
         self.text += text
 
 
-class Board:
-    """The open paragraphs, the answer with the thoughts before it, and how fast they grow.
+class SessionState:
+    """The open paragraphs, the answer and the thoughts before it, and their speed.
 
     Args:
         workers: their names.
-        clock: seconds; a test's own.
+        clock: returns seconds.
     """
 
     def __init__(self, workers: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self.desks = {name: Desk() for name in workers}
+        self.workers = {name: WorkerState() for name in workers}
         self.steps = 0
         self.tokens = 0
         self.thought = ""
@@ -62,11 +62,11 @@ class Board:
                 self._count(len(active))
                 self.steps = step
             case Token(worker=worker, paragraph=number, text=text):
-                self.desks[worker].write(number, text)
+                self.workers[worker].write(number, text)
             case ParagraphFinished(paragraph=paragraph):
-                self.desks[paragraph.worker].write(paragraph.number + 1, "")
+                self.workers[paragraph.worker].write(paragraph.number + 1, "")
             case WorkerFinished(worker=worker, reason=reason):
-                self.desks[worker].end = ENDS[reason]
+                self.workers[worker].end = ENDS[reason]
             case ThoughtToken(text=text):
                 self._count(1)
                 self.thought += text
@@ -80,7 +80,7 @@ class Board:
         self.tokens += num_tokens
 
     def speed(self) -> str:
-        """Steps and tokens so far, and how many a second since the first of them."""
+        """Return steps and tokens so far, and how many a second, as one line."""
         if self._started is None:
             return "reading the prompt"
         seconds = max(self._clock() - self._started, 1e-3)
