@@ -9,7 +9,7 @@ import pytest
 
 from generation import generated
 from hogwild_engine import Engine, EngineConfig, Request, SamplingParams, make_workers
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.text.chat_template import ChatTemplate
 from model_harness import drawn_by_writer, plain
 from tiny import FAMILIES, tiny_model
@@ -79,7 +79,7 @@ def test_a_repetition_penalty_is_that_of_generate(
     assert set(plain_text) & set(prompt)
     assert wanted != plain_text
     config = EngineConfig(model="tiny", num_pages=32, page_size=8)
-    with Engine(config, loaded=Weights(model, tokenizer)) as engine:
+    with Engine(config, loaded=Pretrained(model, tokenizer)) as engine:
         check_equal(monkeypatch, engine, QUESTIONS["odd"], wanted, repetition_penalty=1.4)
 
 
@@ -90,7 +90,7 @@ def test_the_end_of_turn_is_that_of_generate(
     config = EngineConfig(model="tiny", num_pages=32, page_size=8)
     for seed in range(20):
         model = tiny_model("llama", seed, loud={end: 2.0})
-        with Engine(config, loaded=Weights(model, tokenizer)) as engine:
+        with Engine(config, loaded=Pretrained(model, tokenizer)) as engine:
             with plain(model):
                 wanted = generated(model, prompt_of(engine, "Hi"), 40)
             if 1 < len(wanted) < 40:

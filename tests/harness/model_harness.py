@@ -18,7 +18,7 @@ from hogwild_engine.api.events import AnswerToken, Event, Finished, ThoughtToken
 from hogwild_engine.api.request import Request
 from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
-from hogwild_engine.loading import validation
+from hogwild_engine.loading import rope_probe
 from hogwild_engine.sessions.session import ScheduledStep, Session, SessionLimits
 from hogwild_engine.sessions.writer import Writer
 from hogwild_engine.step import attention_hook
@@ -52,7 +52,7 @@ class ModelHarness:
     ) -> None:
         attention_hook.register()
         self.model = model
-        shapes, self.windows = validation.layer_shapes(model, next(model.parameters()).device)
+        shapes, self.windows = rope_probe.layer_shapes(model, next(model.parameters()).device)
         self.cache = KVCache(shapes, num_pages, page_size, impl, prefill)
         for group in self.cache.groups:
             group.keys.fill_(torch.nan)

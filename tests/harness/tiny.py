@@ -1,4 +1,4 @@
-"""Random models of a few layers, made from a config: a family's structure, nothing to download."""
+"""Tiny random models of many families, made from a config without a download."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-VOCABULARY = 49_152  # of the embedded model's tokenizer
+VOCABULARY = 49_152  # that of the embedded model's tokenizer
 CONTEXT = 512
 
 _SHAPE: dict[str, Any] = {
@@ -84,28 +84,28 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     ),
 }
 
-_LEAN_SHAPE = {**_SHAPE, "hidden_size": 64, "head_dim": 32}
+_FUSED_SHAPE = {**_SHAPE, "hidden_size": 64, "head_dim": 32}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
-# Sizes that the C code takes: head dims that 32 divides, widths that 16 divides.
-_LEAN_FAMILIES: dict[str, Callable[[], Any]] = {
+# Sizes that the C code takes: head dims are multiples of 32, widths of 16.
+_FUSED_FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**_LEAN_SHAPE, attention_bias=True, **_rope())
+        transformers.LlamaConfig(**_FUSED_SHAPE, attention_bias=True, **_rope())
     ),
     "qwen2": lambda: transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(**_LEAN_SHAPE, **_rope(1_000_000.0))
+        transformers.Qwen2Config(**_FUSED_SHAPE, **_rope(1_000_000.0))
     ),
     "qwen3": lambda: transformers.Qwen3ForCausalLM(
-        transformers.Qwen3Config(**_LEAN_SHAPE, **_rope(1_000_000.0))
+        transformers.Qwen3Config(**_FUSED_SHAPE, **_rope(1_000_000.0))
     ),
     "mistral": lambda: transformers.MistralForCausalLM(
-        transformers.MistralConfig(**_LEAN_SHAPE, sliding_window=7, **_rope())
+        transformers.MistralConfig(**_FUSED_SHAPE, sliding_window=7, **_rope())
     ),
     "smollm3": lambda: transformers.SmolLM3ForCausalLM(
-        transformers.SmolLM3Config(**_LEAN_SHAPE, no_rope_layers=[1, 0, 1], **_rope())
+        transformers.SmolLM3Config(**_FUSED_SHAPE, no_rope_layers=[1, 0, 1], **_rope())
     ),
     "yarn": lambda: transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**_LEAN_SHAPE, **_rope(**_YARN))
+        transformers.LlamaConfig(**_FUSED_SHAPE, **_rope(**_YARN))
     ),
 }
 
@@ -114,27 +114,27 @@ FAMILIES = tuple(_FAMILIES)
 
 
 def tiny_model(family: str, seed: int = 0, loud: Mapping[int, float] | None = None) -> Any:
-    """A model whose attention matters: scores differ, norms are not ones, biases not zeros.
+    """Return a model whose attention matters: scores differ, norms are not 1, biases not 0.
 
     Args:
         family: one of `FAMILIES`.
-        seed: decides the weights.
-        loud: tokens that it writes more often than others, with a factor on their logits.
+        seed: of the weights.
+        loud: factors on the logits of some tokens, which it then writes more often.
     """
     torch.manual_seed(seed)
-    model = _drawn(_FAMILIES[family](), seed)
+    model = _with_random_weights(_FAMILIES[family](), seed)
     for token, factor in (loud or {}).items():
         model.get_output_embeddings().weight[token] *= factor
     return model
 
 
-def lean_model(family: str, seed: int = 0) -> Any:
-    """A model like `tiny_model`'s whose shape and sizes the lean forward takes."""
+def fused_model(family: str, seed: int = 0) -> Any:
+    """Return a model like `tiny_model`'s that fits the fused Llama forward."""
     torch.manual_seed(seed)
-    return _drawn(_LEAN_FAMILIES[family](), seed, spread=0.1)
+    return _with_random_weights(_FUSED_FAMILIES[family](), seed, spread=0.1)
 
 
-def _drawn(model: Any, seed: int, spread: float = 0.2) -> Any:
+def _with_random_weights(model: Any, seed: int, spread: float = 0.2) -> Any:
     model.eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
@@ -148,7 +148,7 @@ def _drawn(model: Any, seed: int, spread: float = 0.2) -> Any:
 
 
 def save_tiny(folder: Path, tokenizer: Any, context_len: int) -> str:
-    """Write a model that loads at once and says nonsense, with its tokenizer; returns its path."""
+    """Save a tiny random model with its tokenizer to ``folder`` and return its path."""
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -156,7 +156,7 @@ def save_tiny(folder: Path, tokenizer: Any, context_len: int) -> str:
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=context_len,
-        initializer_range=0.2,  # else attention says too little for the self-check in bfloat16
+        initializer_range=0.2,  # attention must matter, or validation in bfloat16 fails
     )
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
