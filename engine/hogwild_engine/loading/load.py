@@ -102,11 +102,11 @@ def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> Lo
     asked = config.prefill_attention
     cache = KVCache(shapes, num_pages, config.page_size, config.attention, asked)
     unfused = ModelRunner(TransformersForward(model), cache, windows)
-    blockwise = validation.check_logits(model, unfused, ids)
+    logits, error = validation.check_logits(model, unfused, ids)
     prefill = _prefill(model, unfused, ids, asked)
     # The fused forward always attends in C.
     may_fuse = config.attention in ("auto", "native")
-    fused = _fused_llama(model, cache, windows, ids, blockwise.logits) if may_fuse else None
+    fused = _fused_llama(model, cache, windows, ids, logits) if may_fuse else None
     absmax: linear_packing.ActivationAbsmax = {}
     if config.quantization == "int8":
         with linear_packing.recorded_absmax(model) as absmax:
@@ -123,7 +123,7 @@ def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> Lo
         tokenizer=tokenizer,
         chat=chat,
         default_sampling=default_sampling(generation),
-        validation_error=blockwise.error,
+        validation_error=error,
         prefill=prefill,
     )
 

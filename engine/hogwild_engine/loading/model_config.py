@@ -7,6 +7,8 @@ from typing import Any
 
 from hogwild_engine.api.config import SamplingParams
 
+_NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
 
 def context_len(model: Any, windows: Sequence[int | None] = ()) -> int:
     """Return how many tokens a view may hold.
@@ -50,14 +52,8 @@ def default_sampling(generation: Any) -> SamplingParams:
     The temperature is 0 (greedy) if ``do_sample`` is off.
     """
 
-    def setting(name: str, neutral: Any) -> Any:
-        value = getattr(generation, name, None)
-        return neutral if value is None else value
-
-    return SamplingParams(
-        temperature=float(setting("temperature", 1.0)) if generation.do_sample else 0.0,
-        top_p=setting("top_p", 1.0),
-        top_k=setting("top_k", 0),
-        min_p=setting("min_p", 0.0),
-        repetition_penalty=setting("repetition_penalty", 1.0),
-    )
+    stated = {name: getattr(generation, name, None) for name in _NEUTRAL}
+    if not generation.do_sample:
+        stated["temperature"] = 0.0
+    given = {name: value for name, value in stated.items() if value is not None}
+    return SamplingParams(**_NEUTRAL | given)

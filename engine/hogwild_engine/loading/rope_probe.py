@@ -42,8 +42,7 @@ def layer_shapes(model: Any, device: torch.device) -> tuple[list[LayerShape], li
             "interface; wanted all: use a model whose every layer is attention"
         )
         raise ModelRefusedError("attention interface", detail)
-    bound = ROTATION_BOUND[probe.keys[0].dtype]
-    rotations = match_rotations(probe.keys, PROBE_POSITIONS, model, bound)
+    rotations = match_rotations(probe.keys, model)
     shapes = [
         LayerShape(key.shape[1], key.shape[2], key.device, key.dtype, rotation)
         for key, rotation in zip(probe.keys, rotations, strict=True)
@@ -51,16 +50,12 @@ def layer_shapes(model: Any, device: torch.device) -> tuple[list[LayerShape], li
     return shapes, probe.windows
 
 
-def match_rotations(
-    keys: Sequence[torch.Tensor], positions: Sequence[int], model: torch.nn.Module, bound: float
-) -> list[Rotation]:
+def match_rotations(keys: Sequence[torch.Tensor], model: torch.nn.Module) -> list[Rotation]:
     """Return each layer's rotation: the candidate that maps the key at position 0 to the others.
 
     Args:
-        keys: each layer's keys of one token at ``positions``, ``[T, KH, D]``.
-        positions: the first is 0.
+        keys: each layer's keys of one token at `PROBE_POSITIONS`, ``[T, KH, D]``.
         model: its ``inv_freq`` buffers are the candidates' frequencies.
-        bound: largest relative error of a match.
 
     Raises:
         ModelRefusedError: no candidate matches a layer's keys.
@@ -69,8 +64,9 @@ def match_rotations(
     by_dim = {dim: _candidates(model, dim) for dim in {key.shape[-1] for key in keys}}
     for layer, key in enumerate(keys):
         options = by_dim[key.shape[-1]]
-        errors = [_relative_error(key.float(), positions, option) for option in options]
+        errors = [_relative_error(key.float(), option) for option in options]
         error, best = min(zip(errors, range(len(options)), strict=True))
+        bound = ROTATION_BOUND[key.dtype]
         if not error <= bound:  # also true of NaN
             detail = (
                 f"keys of layer {layer} follow none of {len(options)} rotations (best relative "
@@ -95,9 +91,9 @@ def _candidates(model: torch.nn.Module, head_dim: int) -> list[Rotation]:
     return list(dict.fromkeys(found))
 
 
-def _relative_error(key: torch.Tensor, positions: Sequence[int], rotation: Rotation) -> float:
+def _relative_error(key: torch.Tensor, rotation: Rotation) -> float:
     key = permute(key.cpu(), rotation.permutation)
     first, second = key[:1].chunk(2, dim=-1)
-    cos, sin = (part[:, None] for part in rotation.table(positions))
+    cos, sin = (part[:, None] for part in rotation.table(PROBE_POSITIONS))
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return float((rotated - key).norm() / key.norm())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -67,18 +67,9 @@ def num_pages(page_size: int) -> int:
     return sum(-(-length // page_size) for length in BLOCK_LENGTHS)
 
 
-class Blockwise(NamedTuple):
-    """Logits of the text encoded in blocks, float32 ``[T, V]``, and their relative error against a
-    plain forward.
-    """
-
-    logits: torch.Tensor
-    error: float
-
-
 def check_logits(
     model: Any, runner: ModelRunner, ids: Sequence[int], *, long: bool = False
-) -> Blockwise:
+) -> tuple[torch.Tensor, float]:
     """Encode a text in three blocks, each in two chunks, and compare with one plain forward.
 
     Args:
@@ -86,6 +77,9 @@ def check_logits(
         runner: runs it over the cache.
         ids: `NUM_TOKENS` token ids.
         long: attend with the kernels for long prompts.
+
+    Returns:
+        The logits, float32 ``[T, V]``, and their relative error.
 
     Raises:
         ModelRefusedError: the logits differ, or are as good without the rotation by deltas, so that
@@ -109,7 +103,7 @@ def check_logits(
                 f"the check cannot tell them apart tenfold; load it with dtype='float32'"
             )
             raise ModelRefusedError("control", detail)
-    return Blockwise(logits, error)
+    return logits, error
 
 
 def plain_logits(model: Any, ids: Sequence[int], first_position: int = 0) -> torch.Tensor:
