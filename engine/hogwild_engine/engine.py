@@ -34,7 +34,7 @@ from hogwild_engine.sessions.session import Session, SessionLimits
 from hogwild_engine.step.batch import Batch
 from hogwild_engine.step.cuda_graphs import CudaCapture, DecodeGraphs
 from hogwild_engine.step.model_runner import ModelRunner
-from hogwild_engine.step.sampling import Sampling, sample
+from hogwild_engine.step.sampling import ResolvedSampling, sample
 from hogwild_engine.step_timer import StepTimer
 
 LINGER_S = 0.3
@@ -190,7 +190,7 @@ class Engine:
             self._wake.notify()
         return handle
 
-    def _decide(self, asked: SamplingParams) -> Sampling:
+    def _decide(self, asked: SamplingParams) -> ResolvedSampling:
         default = self.default_sampling
         seed = asked.seed if asked.seed is not None else secrets.randbelow(MAX_INT64)
 
@@ -199,7 +199,7 @@ class Engine:
             return getattr(default, name) if value is None else value
 
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        return Sampling(**{name: pick(name) for name in names}, seed=seed)
+        return ResolvedSampling(**{name: pick(name) for name in names}, seed=seed)
 
     def stats(self) -> EngineStats:
         """Numbers of this moment."""

@@ -1,4 +1,4 @@
-"""Sampling against transformers' logits processors: the same tokens with the same probabilities."""
+"""Sampling against transformers' logits processors: the same tokens, the same probabilities."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from transformers import (
 
 from hogwild_engine.step import sampling
 from hogwild_engine.step.ranking import rank
-from hogwild_engine.step.sampling import CANDIDATES, Sampling, SamplingRow, sample, uniform
+from hogwild_engine.step.sampling import CANDIDATES, ResolvedSampling, SamplingRow, sample, uniform
 from hogwild_kernels.cpu import c_backend
 
-NEUTRAL = Sampling(1.0, 1.0, 0, 0.0, 1.0, seed=0)
+NEUTRAL = ResolvedSampling(1.0, 1.0, 0, 0.0, 1.0, seed=0)
 VOCABULARY = 2_003  # not a multiple of the vector width
 NUM_SAMPLES = 4_000
 
@@ -65,14 +65,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def some_logits(seed: int = 0) -> torch.Tensor:
-    """``[V]``, no two alike."""
+    """Return ``[V]``, no two alike."""
     return torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
 
 
 def sweep(
-    monkeypatch: pytest.MonkeyPatch, logits: torch.Tensor, setting: Sampling, **options: Any
+    monkeypatch: pytest.MonkeyPatch, logits: torch.Tensor, setting: ResolvedSampling, **options: Any
 ) -> torch.Tensor:
-    """The tokens sampled from one row at the uniform numbers 0, 1/N, 2/N …"""
+    """Return the tokens sampled from one row at the uniform numbers 0, 1/N, 2/N …"""
     with monkeypatch.context() as patch:
         patch.setattr(sampling, "uniform", lambda _seed, _writer, index: index / NUM_SAMPLES)
         rows = [SamplingRow(setting, 0, index, **options) for index in range(NUM_SAMPLES)]
@@ -80,8 +80,10 @@ def sweep(
     return torch.tensor([token for token, _ in sampled])
 
 
-def processed(logits: torch.Tensor, setting: Sampling, seen: Sequence[int] = ()) -> torch.Tensor:
-    """What transformers' ``generate`` makes of the logits, in its order. ``[V]``."""
+def processed(
+    logits: torch.Tensor, setting: ResolvedSampling, seen: Sequence[int] = ()
+) -> torch.Tensor:
+    """Return the logits after the processors of transformers' ``generate``, ``[V]``."""
     steps: list[Any] = []
     if setting.repetition_penalty != 1:
         steps.append(RepetitionPenaltyLogitsProcessor(setting.repetition_penalty))
@@ -255,7 +257,7 @@ def test_a_ranking_has_the_sorted_top_k_and_both_log_sum_exps(count: int) -> Non
 def test_a_temperature_next_to_zero_is_greedy() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     for temperature in (1e-60, 1e-45, 1e-7):
-        sampling = Sampling(temperature, 1.0, 0, 0.0, 1.0, 5)
+        sampling = ResolvedSampling(temperature, 1.0, 0, 0.0, 1.0, 5)
         assert sample(logits.clone(), [SamplingRow(sampling, 0, 0)])[0].token == 1
 
 

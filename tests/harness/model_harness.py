@@ -26,12 +26,12 @@ from hogwild_engine.step.batch import Batch, Chunk
 from hogwild_engine.step.forward import TransformersForward
 from hogwild_engine.step.fused_llama import FusedLlamaForward
 from hogwild_engine.step.model_runner import ModelRunner
-from hogwild_engine.step.sampling import SampledToken, Sampling, SamplingRow, sample
+from hogwild_engine.step.sampling import ResolvedSampling, SampledToken, SamplingRow, sample
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.output_parser import OutputParser
 from oracle import Seen, attend
 
-GREEDY = Sampling(0.0, 1.0, 0, 0.0, 1.0, 0)
+GREEDY = ResolvedSampling(0.0, 1.0, 0, 0.0, 1.0, 0)
 
 
 class ModelHarness:

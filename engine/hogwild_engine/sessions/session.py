@@ -21,7 +21,7 @@ from hogwild_engine.sessions.parallel import ParallelPhase
 from hogwild_engine.sessions.pending_tokens import PendingTokens
 from hogwild_engine.sessions.writer import Writer
 from hogwild_engine.step.batch import Chunk, view_len
-from hogwild_engine.step.sampling import SampledToken, Sampling, SamplingRow
+from hogwild_engine.step.sampling import ResolvedSampling, SampledToken, SamplingRow
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.output_parser import OutputParser
 from hogwild_engine.text.paragraphs import header_starts
@@ -74,7 +74,7 @@ class Session:
     """
 
     def __init__(
-        self, request: Request, chat: ChatTemplate, sampling: Sampling, room: SessionLimits
+        self, request: Request, chat: ChatTemplate, sampling: ResolvedSampling, room: SessionLimits
     ) -> None:
         self.request = request
         self.finished: events.Finished | None = None

@@ -28,7 +28,7 @@ If it keeps more again, the whole vocabulary is sorted. The C code has the same 
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class ResolvedSampling:
     """`SamplingParams` with every value set."""
 
     temperature: float
@@ -60,7 +60,7 @@ class SamplingRow:
         constraint: the grammar that the writer's text must follow.
     """
 
-    sampling: Sampling
+    sampling: ResolvedSampling
     writer: int
     index: int
     seen: Collection[int] = field(default_factory=tuple)
@@ -146,7 +146,7 @@ def _sample_in_torch(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[
 _Method = Callable[[torch.Tensor, Ranking, Sequence[SamplingRow]], torch.Tensor]
 
 
-def _method(sampling: Sampling, vocabulary: int) -> tuple[_Method, int]:
+def _method(sampling: ResolvedSampling, vocabulary: int) -> tuple[_Method, int]:
     """Return the function that samples the token, and how many tokens to rank for it."""
     if sampling.greedy:
         return _most_probable, 1
