@@ -229,7 +229,7 @@ class FusedLlamaForward:
 
 
 class _ActivationBuffers:
-    """Memory that all layers use in turn, and later steps of as many query tokens."""
+    """Memory that every layer reuses, and later steps with the same number of query tokens."""
 
     def __init__(self, num_tokens: int, dtype: torch.dtype) -> None:
         self.num_tokens = num_tokens
