@@ -25,7 +25,7 @@ from rich.table import Table
 
 from hogwild_engine.api.config import EMBEDDED_MODEL
 from hogwild_engine.api.errors import HogwildError
-from hogwild_engine.loading.weights import locate
+from hogwild_engine.loading.source import locate
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

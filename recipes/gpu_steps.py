@@ -15,7 +15,7 @@ import transformers
 
 from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
-from hogwild_engine.loading import validation
+from hogwild_engine.loading import rope_probe
 from hogwild_engine.step import attention_hook
 from hogwild_engine.step.batch import Chunk, build_batch
 from hogwild_engine.step.cuda_graphs import CudaCapture, DecodeGraphs
@@ -70,7 +70,7 @@ class Bench:
 
     def __init__(self, model: Any, device: str, context: int, *, graphs: bool) -> None:
         attention_hook.register()
-        shapes, windows = validation.layer_shapes(model, torch.device(device))
+        shapes, windows = rope_probe.layer_shapes(model, torch.device(device))
         self.cache = KVCache(shapes, context // PAGE_SIZE + 64, PAGE_SIZE, "triton")
         for group in self.cache.groups:
             group.keys.normal_()

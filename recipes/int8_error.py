@@ -1,12 +1,12 @@
-"""What 8-bit matrices change: greedy tokens and logits against bfloat16, on the same text.
+"""Measure what int8 quantization changes: greedy tokens and logits against bfloat16.
 
     python recipes/int8_error.py
     python recipes/int8_error.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --json result.json
 
-The model in bfloat16 answers each of twenty questions greedily. Prompt and answer are then read
-once by the same model in each precision. Where the most probable next token differs from the
-answer's, a greedy token has changed; the logits' error is relative, norm of the difference over
-norm. The float32 row says how much of it is bfloat16's own.
+The model in bfloat16 answers each of twenty questions greedily. The same model in each precision
+then encodes prompt and answer in one forward. A greedy token has changed if the most probable next
+token is not the answer's. The logits' error is relative: norm of the difference over norm. The
+float32 row shows how much of the error comes from bfloat16 itself.
 """
 
 import argparse
@@ -25,13 +25,9 @@ from hogwild_engine import EngineConfig
 from hogwild_engine.api.config import EMBEDDED_MODEL
 from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
-from hogwild_engine.loading import weights
-from hogwild_engine.loading.calibration_text import CALIBRATION_TEXT
-from hogwild_engine.loading.load import LoadedModel, check
-from hogwild_engine.step import attention_hook
+from hogwild_engine.loading.load import load_model
 from hogwild_engine.step.batch import Chunk, build_batch
 from hogwild_engine.step.model_runner import ModelRunner
-from hogwild_engine.text.chat_template import ChatTemplate
 
 QUESTIONS = (
     "Why is the sky blue?",
@@ -71,29 +67,23 @@ class Text(NamedTuple):
 
 
 class Reader:
-    """One model in one precision."""
+    """A model in one precision, and a cache for one text."""
 
     def __init__(self, model: str, precision: str) -> None:
         config = EngineConfig(model=model, page_size=PAGE_SIZE, **PRECISIONS[precision])
-        loaded = weights.load(config)
-        attention_hook.register()
-        self.tokenizer = loaded.tokenizer
-        ends = weights.end_tokens(loaded.model.generation_config, loaded.tokenizer)
-        self.chat = ChatTemplate(loaded.tokenizer, model, ends)
-        ids = self.chat.encode(CALIBRATION_TEXT)
-        calibration = self.chat.render([{"role": "user", "content": CALIBRATION_TEXT}])
-        self._checked: LoadedModel = check(loaded.model, ids, calibration, config)
-        cache = KVCache(self._checked.shapes, 64, PAGE_SIZE)
-        self._runner = ModelRunner(self._checked.forward, cache, self._checked.windows)
+        loaded = load_model(config)
+        self._chat = loaded.chat
+        cache = KVCache(loaded.shapes, 64, PAGE_SIZE)
+        self._runner = ModelRunner(loaded.forward, cache, loaded.windows)
 
     def logits(self, block: Block, start: int, count: int) -> torch.Tensor:
-        """Encode ``count`` tokens of ``block`` and give the logits after each."""
+        """Encode ``count`` tokens of ``block`` and return the logits after each."""
         batch = build_batch([[Chunk(block, start, count, [block])]])
         batch.logit_indices = list(range(count))
         return self._runner.run(batch).float()
 
     def answer(self, question: str, num_tokens: int) -> Text:
-        prompt = self.chat.render([{"role": "user", "content": question}])
+        prompt = self._chat.render([{"role": "user", "content": question}])
         block = Block(self._runner.cache)
         block.append(prompt)
         logits = self.logits(block, 0, len(prompt))
@@ -105,7 +95,7 @@ class Reader:
         return Text(ids, len(prompt))
 
     def read(self, text: Text) -> torch.Tensor:
-        """Logits for each token of the answer. ``[num_tokens, V]``."""
+        """Return the logits for each token of the answer, ``[num_tokens, V]``."""
         block = Block(self._runner.cache)
         block.append(text.ids)
         logits = self.logits(block, 0, len(text.ids))
@@ -150,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def compare(
     reader: Reader, texts: list[Text], wanted: list[torch.Tensor], name: str, console: Console
 ) -> dict[str, float]:
-    """The share of answers' tokens that would be others, and the error of all logits together."""
+    """Return the share of greedy tokens that change, and the relative error of all logits."""
     changed = total = 0
     difference = size = 0.0
     for text, exact in zip(

@@ -19,8 +19,6 @@ from hogwild_engine.api.config import MAX_INT64, EngineConfig, SamplingParams
 from hogwild_engine.api.errors import (
     EngineClosedError,
     HogwildError,
-    NoChatTemplateError,
-    RequestError,
     SessionFailedError,
     require,
 )
@@ -29,25 +27,17 @@ from hogwild_engine.api.request import Request
 from hogwild_engine.cache.kv_cache import KVCache, LayerShape
 from hogwild_engine.fresh_thread import run_in_fresh_thread
 from hogwild_engine.handle import Handle
-from hogwild_engine.loading import validation, weights
-from hogwild_engine.loading.calibration_text import CALIBRATION_TEXT
-from hogwild_engine.loading.load import LoadedModel
-from hogwild_engine.loading.load import check as checked_model
+from hogwild_engine.loading.load import load_model
+from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.scheduler import Scheduler
 from hogwild_engine.sessions.budget import SessionLimits
 from hogwild_engine.sessions.session import Cancel, Session
-from hogwild_engine.step import attention_hook
 from hogwild_engine.step.batch import build_batch
 from hogwild_engine.step.cuda_graphs import CudaCapture, DecodeGraphs
 from hogwild_engine.step.model_runner import ModelRunner
-from hogwild_engine.step.sampling import Sampling, sample
+from hogwild_engine.step.sampling import ResolvedSampling, sample
 from hogwild_engine.step_timer import StepTimer
-from hogwild_engine.text.chat_template import ChatTemplate
 
-CHECK_TEXT = (
-    "Two people can paint a fence faster than one if each of them sees which boards the other "
-    "has painted already, and so can three or four."
-)
 LINGER_S = 0.3
 """Seconds that an idle engine's helpers stay. They slow whoever else computes in the process; new
 ones cost the next request some ten milliseconds.
@@ -110,13 +100,15 @@ class Engine:
         ModelError: the model cannot be loaded.
     """
 
-    def __init__(self, config: EngineConfig, loaded: weights.Weights | None = None) -> None:
+    def __init__(self, config: EngineConfig, loaded: Pretrained | None = None) -> None:
         self.config = config
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        checked, device = run_in_fresh_thread(lambda: self._load(loaded))
-        self.context_len, self.check_error = checked.context_len, checked.error
-        num_pages, impl = self._pages(checked.shapes, device), config.attention
+        checked = run_in_fresh_thread(lambda: load_model(config, loaded))
+        self.tokenizer, self.chat = checked.tokenizer, checked.chat
+        self.default_sampling = checked.default_sampling
+        self.context_len, self.check_error = checked.context_len, checked.validation_error
+        num_pages, impl = self._pages(checked.shapes, checked.device), config.attention
         self._cache = KVCache(
             checked.shapes,
             num_pages,
@@ -140,20 +132,6 @@ class Engine:
         self._thread.start()
         atexit.register(_close_if_alive, weakref.ref(self))
 
-    def _load(self, loaded: weights.Weights | None) -> tuple[LoadedModel, torch.device]:
-        if self.config.num_threads is not None:
-            torch.set_num_threads(self.config.num_threads)
-        loaded = loaded or weights.load(self.config)
-        self.tokenizer = loaded.tokenizer
-        attention_hook.register()
-        device = next(loaded.model.parameters()).device
-        generation = loaded.model.generation_config
-        self.default_sampling = weights.default_sampling(generation)
-        ends = weights.end_tokens(generation, loaded.tokenizer)
-        self.chat = ChatTemplate(loaded.tokenizer, self.config.model, ends)
-        ids = self._check_ids(loaded.model)
-        return checked_model(loaded.model, ids, self._calibration(), self.config), device
-
     def _graphs(self, shapes: Sequence[LayerShape]) -> DecodeGraphs:
         devices = {str(shape.device) for shape in shapes}
         fits = len(devices) == 1 and shapes[0].device.type == "cuda"
@@ -171,20 +149,6 @@ class Engine:
         affordable = int(free * self.config.memory_fraction) // page_bytes
         useful = MAX_CONTEXTS * -(-self.context_len // self.config.page_size)
         return max(1, min(affordable, useful))
-
-    def _check_ids(self, model: Any) -> list[int]:
-        ids = self.chat.encode(CHECK_TEXT)
-        vocabulary = model.config.get_text_config().vocab_size
-        if len(ids) < sum(validation.BLOCK_LENGTHS):
-            ids = ids * sum(validation.BLOCK_LENGTHS)
-        return [index % vocabulary for index in ids]
-
-    def _calibration(self) -> list[int]:
-        """The calibration text as the model will meet text: a conversation, where it knows such."""
-        try:
-            return self.chat.render([{"role": "user", "content": CALIBRATION_TEXT}])
-        except (NoChatTemplateError, RequestError):
-            return self.chat.encode(CALIBRATION_TEXT)
 
     @property
     def closed(self) -> bool:
@@ -229,7 +193,7 @@ class Engine:
             self._wake.notify()
         return handle
 
-    def _decide(self, asked: SamplingParams) -> Sampling:
+    def _decide(self, asked: SamplingParams) -> ResolvedSampling:
         default = self.default_sampling
         seed = asked.seed if asked.seed is not None else secrets.randbelow(MAX_INT64)
 
@@ -238,7 +202,7 @@ class Engine:
             return getattr(default, name) if value is None else value
 
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        return Sampling(**{name: pick(name) for name in names}, seed=seed)
+        return ResolvedSampling(**{name: pick(name) for name in names}, seed=seed)
 
     def stats(self) -> EngineStats:
         """Numbers of this moment."""

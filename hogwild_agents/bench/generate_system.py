@@ -14,7 +14,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from hogwild_agents.bench.measurement import TEMPERATURE, TOP_P, Measured
 from hogwild_engine.api.config import EngineConfig
 from hogwild_engine.fresh_thread import run_in_fresh_thread
-from hogwild_engine.loading import weights
+from hogwild_engine.loading.pretrained import load_pretrained
 from hogwild_engine.text.chat_template import ChatTemplate
 
 
@@ -27,7 +27,7 @@ class GenerateSystem:
 
     def __init__(self, config: EngineConfig) -> None:
         self._num_threads = config.num_threads
-        loaded = run_in_fresh_thread(lambda: weights.load(config))
+        loaded = run_in_fresh_thread(lambda: load_pretrained(config))
         self._model: Any = loaded.model
         self._chat = ChatTemplate(loaded.tokenizer, config.model)
         self._pad = loaded.tokenizer.eos_token_id or 0

@@ -45,7 +45,7 @@ from hogwild_engine.api.grammar import Grammar
 from hogwild_engine.api.layout import LayoutName
 from hogwild_engine.api.protocol import Protocol
 from hogwild_engine.api.request import Request, Worker, check_team_settings, make_workers
-from hogwild_engine.loading.weights import locate
+from hogwild_engine.loading.source import locate
 
 if TYPE_CHECKING:
     from hogwild_engine.engine import Engine

@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage
 
 from hogwild_agents import ChatHogwild
 from hogwild_engine import Engine, Request, SamplingParams, make_workers
-from hogwild_engine.loading import weights
+from hogwild_engine.loading.pretrained import load_pretrained
 from recipes import agent_loop
 from recipes.function_task import pack_message
 from recipes.starter_tasks import STARTER_TASKS
@@ -34,7 +34,7 @@ def test_one_worker_decodes_what_generate_does(engine: Engine) -> None:
     )
     prompt = engine.chat.render(QUESTION)
     with torch.inference_mode():
-        model = weights.load(engine.config).model
+        model = load_pretrained(engine.config).model
         output = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0]
     wanted = [token for token in output[len(prompt) :].tolist() if token not in engine.chat.hidden]
     assert engine.submit(request).result().text == engine.chat.decode(wanted)

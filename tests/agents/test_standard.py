@@ -9,7 +9,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from hogwild_agents import ChatHogwild
-from hogwild_engine.loading.weights import locate
+from hogwild_engine.loading.source import locate
 from standard import Lone, Team
 
 # The engine of shared_fixtures.py: equal settings share it.

@@ -16,7 +16,7 @@ from hogwild_engine.sessions.session import ScheduledStep
 from hogwild_engine.step.batch import Chunk
 from hogwild_engine.text.chat_template import ChatTemplate
 from model_harness import ModelHarness, Script, plain
-from oracle import turn
+from oracle import rotate
 from tiny import FAMILIES, MAIN_FAMILIES, tiny_model
 
 SPLITS = ((1,), (63,), (5, 0, 31), (1, 1, 1), (7, 20, 0, 13), (3, 9, 27, 1, 6))
@@ -118,7 +118,7 @@ def test_a_moved_paragraph_is_turned_once_and_its_values_are_as_they_were(family
         assert torch.equal(moved_keys[:21], old_keys)
         assert torch.equal(moved_values[:21], old_values)
         assert torch.equal(moved_values[21:], values)
-        turned = turn(keys, 21.0, rig.inv_freq(layer))
+        turned = rotate(keys, 21.0, rig.inv_freq(layer))
         torch.testing.assert_close(moved_keys[21:].double(), turned, atol=1e-5, rtol=1e-6)
 
 

@@ -1,7 +1,7 @@
-"""Passes that are replayed at rounded sizes, against passes that run as they come.
+"""Steps replayed at rounded sizes against steps without a graph.
 
-A capture that does its work again on each replay stands in for a CUDA graph: whatever does not go
-through the buffers that a replay reads would be missing in the second pass.
+Without a GPU, a replay runs the captured step again: input that does not go through the graph's
+buffers would be missing in the second step.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from hogwild_engine import EngineConfig
 from hogwild_engine.api.errors import ConfigError
 from hogwild_engine.cache.block import Block
 from hogwild_engine.engine import Engine
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.step.batch import Chunk
-from hogwild_engine.step.cuda_graphs import MAX_ROWS, CudaCapture, DecodeGraphs, rounded_up
+from hogwild_engine.step.cuda_graphs import MAX_QUERY_TOKENS, CudaCapture, DecodeGraphs, rounded_up
 from hogwild_engine.step.model_runner import ModelRunner
 from hogwild_engine.step.packed_batch import Sizes, pack, unpack
 from model_harness import ModelHarness, batch_of
@@ -26,17 +26,17 @@ from tiny import tiny_model
 
 
 class Replays:
-    """Counts captures, and replays by working again."""
+    """Counts captures, and replays by running the step again."""
 
     def __init__(self) -> None:
         self.captures = 0
 
     def __call__(
-        self, work: Callable[[], torch.Tensor]
+        self, step: Callable[[], torch.Tensor]
     ) -> tuple[torch.Tensor, Callable[[], object]]:
         self.captures += 1
-        output = work().clone()
-        return output.fill_(torch.nan), lambda: output.copy_(work())
+        output = step().clone()
+        return output.fill_(torch.nan), lambda: output.copy_(step())
 
 
 def with_graphs(rig: ModelHarness, capture: Any) -> ModelHarness:
@@ -69,7 +69,7 @@ def decoded(
     return rig.run(feeds, all_logits=False)
 
 
-def test_replayed_passes_give_the_logits_of_passes_that_run_as_they_come() -> None:
+def test_replayed_steps_give_the_logits_of_steps_without_a_graph() -> None:
     """With one writer and with two, over blocks that grow past a page."""
     capture = Replays()
     model = tiny_model("qwen2")  # one of its layers has a window
@@ -82,13 +82,13 @@ def test_replayed_passes_give_the_logits_of_passes_that_run_as_they_come() -> No
             for rig, made in zip(rigs, blocks, strict=True)
         )
         torch.testing.assert_close(replayed, plain, atol=2e-4, rtol=2e-4)
-    assert capture.captures - prefill_captures == 2  # one a number of rows
+    assert capture.captures - prefill_captures == 2  # one for each number of query tokens
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "glm4"])
-def test_cuda_graphs_give_the_logits_of_passes_that_run_as_they_come(family: str) -> None:
+def test_cuda_graphs_give_the_logits_of_steps_without_a_graph(family: str) -> None:
     model = tiny_model(family).to("cuda")
     rigs = [ModelHarness(model), with_graphs(ModelHarness(model), CudaCapture())]
     blocks = [written(rig) for rig in rigs]
@@ -100,7 +100,7 @@ def test_cuda_graphs_give_the_logits_of_passes_that_run_as_they_come(family: str
         torch.testing.assert_close(replayed, plain, atol=2e-4, rtol=2e-4)
 
 
-def test_a_plan_padded_to_a_size_keeps_its_parts_and_fills_with_what_does_nothing() -> None:
+def test_padding_changes_no_part_and_neither_reads_nor_writes() -> None:
     rig = ModelHarness(tiny_model("mistral"))
     common, own = rig.block(range(100, 117)), rig.block(range(200, 203))
     plan = batch_of([Chunk(common, 0, 17, [common]), Chunk(own, 0, 3, [common, own], samples=True)])
@@ -116,18 +116,18 @@ def test_a_plan_padded_to_a_size_keeps_its_parts_and_fills_with_what_does_nothin
     assert int(padded.num_rows.sum()) == sizes.pairs
 
 
-def test_long_passes_run_as_they_come() -> None:
+def test_large_batches_run_without_a_graph() -> None:
     capture = Replays()
     rig = with_graphs(ModelHarness(tiny_model("llama")), capture)
-    block = rig.block(range(100, 100 + MAX_ROWS + 1))
+    block = rig.block(range(100, 100 + MAX_QUERY_TOKENS + 1))
     assert rig.run([Chunk(block, 0, len(block), [block])]).isfinite().all()
     assert capture.captures == 0
 
 
-def test_a_model_that_cannot_be_captured_runs_as_it_comes(
+def test_a_model_that_cannot_be_captured_runs_without_graphs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def capture(work: Any) -> Any:
+    def capture(step: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     rigs = [
@@ -139,7 +139,7 @@ def test_a_model_that_cannot_be_captured_runs_as_it_comes(
     assert caplog.text.count("without CUDA graphs") == 1
 
 
-def test_graphs_where_there_is_no_cuda_device_are_refused(tokenizer: Any) -> None:
+def test_graphs_without_a_cuda_device_are_refused(tokenizer: Any) -> None:
     config = EngineConfig(device="cpu", num_pages=16, page_size=8, cuda_graphs=True)
     with pytest.raises(ConfigError, match=r"^cuda_graphs: wanted a CUDA device"):
-        Engine(config, loaded=Weights(tiny_model("llama"), tokenizer))
+        Engine(config, loaded=Pretrained(tiny_model("llama"), tokenizer))

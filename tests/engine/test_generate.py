@@ -1,4 +1,4 @@
-"""Invariant 1: one worker, greedy, writes what ``model.generate`` writes, token for token."""
+"""Invariant 1: one greedy worker writes what ``model.generate`` writes, token for token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from generation import generated
 from hogwild_engine import Engine, EngineConfig, Request, SamplingParams, make_workers
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.text.chat_template import ChatTemplate
 from model_harness import drawn_by_writer, plain
 from tiny import FAMILIES, tiny_model
@@ -18,14 +18,14 @@ LONE = make_workers(1)
 QUESTIONS = {
     "short": "Hi",
     "odd": "What is the capital of France, and why is it not Lyon?",
-    "several passes": "Tell me about these: " + ", ".join(f"item {i}" for i in range(37)),
+    "several prefill steps": "Tell me about these: " + ", ".join(f"item {i}" for i in range(37)),
 }
 
 
 def check_equal(
     monkeypatch: pytest.MonkeyPatch, engine: Engine, question: str, wanted: list[int], **more: Any
 ) -> None:
-    """The engine draws the tokens ``wanted``, says them, and says why it ended."""
+    """The engine samples the tokens ``wanted`` and reports their text and the finish reason."""
     request = Request(
         ({"role": "user", "content": question},),
         workers=LONE,
@@ -45,7 +45,7 @@ def prompt_of(engine: Engine, question: str) -> list[int]:
     return engine.chat.render([{"role": "user", "content": question}])
 
 
-@pytest.mark.parametrize("question", ["odd", "several passes"])
+@pytest.mark.parametrize("question", ["odd", "several prefill steps"])
 def test_the_embedded_model_writes_what_generate_writes(
     monkeypatch: pytest.MonkeyPatch, smollm: Engine, smollm_model: Any, question: str
 ) -> None:
@@ -67,10 +67,10 @@ def test_every_family_writes_what_generate_writes(
     check_equal(monkeypatch, engine, QUESTIONS[question], wanted)
 
 
-def test_a_repetition_penalty_is_that_of_generate(
+def test_the_repetition_penalty_is_that_of_generate(
     monkeypatch: pytest.MonkeyPatch, chat: ChatTemplate, tokenizer: Any
 ) -> None:
-    """On a model that likes to say the prompt again: tokens of the prompt count as repeated."""
+    """Tokens of the prompt count as repeated: the model here tends to write them again."""
     prompt = chat.render([{"role": "user", "content": QUESTIONS["odd"]}])
     loud = dict.fromkeys(set(prompt) - chat.structural, 2.5)
     model = tiny_model("qwen3", loud=loud)
@@ -79,7 +79,7 @@ def test_a_repetition_penalty_is_that_of_generate(
     assert set(plain_text) & set(prompt)
     assert wanted != plain_text
     config = EngineConfig(model="tiny", num_pages=32, page_size=8)
-    with Engine(config, loaded=Weights(model, tokenizer)) as engine:
+    with Engine(config, loaded=Pretrained(model, tokenizer)) as engine:
         check_equal(monkeypatch, engine, QUESTIONS["odd"], wanted, repetition_penalty=1.4)
 
 
@@ -90,20 +90,20 @@ def test_the_end_of_turn_is_that_of_generate(
     config = EngineConfig(model="tiny", num_pages=32, page_size=8)
     for seed in range(20):
         model = tiny_model("llama", seed, loud={end: 2.0})
-        with Engine(config, loaded=Weights(model, tokenizer)) as engine:
+        with Engine(config, loaded=Pretrained(model, tokenizer)) as engine:
             with plain(model):
                 wanted = generated(model, prompt_of(engine, "Hi"), 40)
             if 1 < len(wanted) < 40:
                 check_equal(monkeypatch, engine, "Hi", wanted)
                 return
-    pytest.fail("no seed draws an end of turn after some tokens")
+    pytest.fail("no seed samples an end of turn after some tokens")
 
 
 def test_the_whole_context_can_be_written(
     monkeypatch: pytest.MonkeyPatch, tiny_engine: Callable[[str], Engine]
 ) -> None:
-    """Up to the last token that fits, far behind any window, over many pages."""
+    """Up to the last token that fits, far beyond the window, over many pages."""
     engine = tiny_engine("mistral")
-    prompt = prompt_of(engine, QUESTIONS["several passes"])
+    prompt = prompt_of(engine, QUESTIONS["several prefill steps"])
     wanted = generated(tiny_model("mistral"), prompt, engine.context_len - len(prompt))
-    check_equal(monkeypatch, engine, QUESTIONS["several passes"], wanted)
+    check_equal(monkeypatch, engine, QUESTIONS["several prefill steps"], wanted)

@@ -15,7 +15,7 @@ from hogwild_engine.api.errors import PromptTooLongError
 from hogwild_engine.api.events import Finished
 from hogwild_engine.api.layout import LAYOUTS, LayoutName
 from hogwild_engine.api.protocol import CODE, INSTRUCT, PAPER
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.step.batch import Batch, build_batch
 from hogwild_engine.text.chat_template import ChatTemplate
 from model_harness import ModelHarness, Script, model_of
@@ -91,7 +91,7 @@ def test_a_small_pool_refuses_or_answers(
 ) -> None:
     """At every size of the pool: an error at submit, or a whole run that may be cut short."""
     shared = tiny_engine("llama", talkative=True)
-    loaded = Weights(model_of(shared), shared.tokenizer)
+    loaded = Pretrained(model_of(shared), shared.tokenizer)
     outcomes = []
     for tokens in (16, 128, 192, 256, 320, 416, 640):
         config = EngineConfig(model="tiny", num_pages=tokens // page_size, page_size=page_size)
@@ -230,7 +230,7 @@ def test_a_long_run_grows_by_its_cache_pages_only(tokenizer: Any) -> None:
         sampling=GREEDY,
     )
     process = psutil.Process()
-    with Engine(config, loaded=Weights(model, tokenizer)) as engine:
+    with Engine(config, loaded=Pretrained(model, tokenizer)) as engine:
         for group in engine._cache.groups:
             group.keys.zero_()
             group.values.zero_()

@@ -18,7 +18,7 @@ from hogwild_engine import EngineConfig
 from hogwild_engine.api.errors import ConfigError, ModelRefusedError
 from hogwild_engine.engine import Engine
 from hogwild_engine.loading import load
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.step import batch
 from hogwild_engine.step.batch import Chunk, build_batch
 from hogwild_engine.step.packed_batch import Sizes, pack, runs_of, unpack
@@ -158,7 +158,7 @@ def load_engine(tokenizer: Any) -> Callable[..., Engine]:
         config = EngineConfig(
             device="cpu", num_pages=16, page_size=8, attention="reference", **options
         )
-        return Engine(config, Weights(tiny_model("llama"), tokenizer))
+        return Engine(config, Pretrained(tiny_model("llama"), tokenizer))
 
     return make
 
@@ -174,7 +174,7 @@ def test_a_library_that_was_asked_for_and_cannot_run_is_an_error(
 def test_kernels_that_cannot_read_this_cache_are_an_error_of_the_setting(tokenizer: Any) -> None:
     config = EngineConfig(dtype="float16", attention="native", num_pages=16)
     with pytest.raises(ConfigError, match=r"^attention: wanted for 'native'"):
-        Engine(config, Weights(tiny_model("llama").half(), tokenizer))
+        Engine(config, Pretrained(tiny_model("llama").half(), tokenizer))
 
 
 def test_a_library_attends_in_a_check_at_load(

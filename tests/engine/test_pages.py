@@ -17,7 +17,7 @@ from hogwild_engine.cache.pages import OutOfPagesError, PagePool
 from hogwild_engine.cache.prefix_cache import Prefix
 from hogwild_engine.cache.rope import Rotation
 from hogwild_kernels import write_kv
-from oracle import turn
+from oracle import rotate
 
 PAGE_SIZE, NUM_PAGES, DIM = 4, 12, 4
 ROTATION = Rotation((1.0, 0.01), DIM)
@@ -51,7 +51,7 @@ class BlocksOnPages(RuleBasedStateMachine):
         tokens = block.tokens[start:]
         raw = torch.stack([key_of(token) for token in tokens])
         positions = torch.arange(start, start + len(tokens), dtype=torch.float64)
-        turned = turn(raw, positions, INV_FREQ).float()
+        turned = rotate(raw, positions, INV_FREQ).float()
         write_kv(turned, raw, keys, values, torch.tensor(slots))
 
     def pick(self, data: st.DataObject) -> int:
@@ -165,7 +165,7 @@ class BlocksOnPages(RuleBasedStateMachine):
             page, offset = slots // PAGE_SIZE, slots % PAGE_SIZE
             raw = torch.stack([key_of(token) for token in model])
             assert torch.equal(values[page, offset], raw)
-            turned = turn(raw, torch.arange(len(model)).double(), INV_FREQ)
+            turned = rotate(raw, torch.arange(len(model)).double(), INV_FREQ)
             torch.testing.assert_close(keys[page, offset].double(), turned, atol=1e-5, rtol=1e-5)
 
     @invariant()

@@ -18,7 +18,7 @@ from hogwild_engine import Engine, Protocol, Request, SamplingParams, make_worke
 from hogwild_engine.api.errors import SessionCancelledError, SessionFailedError
 from hogwild_engine.api.events import Event, Finished
 from hogwild_engine.handle import Handle
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.loading.pretrained import Pretrained
 from model_harness import drawn_by_writer, model_of
 from tiny import FAMILIES, tiny_model
 from traffic import gated, outcome, pages_held, requests, wait_until
@@ -42,7 +42,7 @@ def make(tiny_engine: Make) -> Iterator[Make]:
 
     def make(family: str = "llama", *, talkative: bool = True, **config: Any) -> Engine:
         shared = tiny_engine(family, talkative=talkative)
-        loaded = Weights(model_of(shared), shared.tokenizer)
+        loaded = Pretrained(model_of(shared), shared.tokenizer)
         engines.append(Engine(replace(shared.config, **config), loaded=loaded))
         return engines[-1]
 

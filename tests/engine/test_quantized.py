@@ -1,4 +1,4 @@
-"""Models that another library quantised: their matrices are left as they are."""
+"""Models that another library quantized: their layers are left as they are."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+from generation import generated
 from hogwild_engine import Engine, EngineConfig, Request, make_workers
 from hogwild_engine.api.errors import ConfigError, ModelError, ModelRefusedError
 from hogwild_engine.api.request import SamplingParams
 from hogwild_engine.loading import quantized
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.step import linear_packing
 from model_harness import drawn_by_writer, model_of, plain
 from tiny import save_tiny, tiny_model
@@ -25,26 +26,28 @@ QUESTION = ({"role": "user", "content": "Tell me about the sea, and why it is no
 GREEDY = SamplingParams(temperature=0)
 
 
-class WholeLinear(nn.Linear):
-    """Weights of 8 bits with a scale each row, as libraries that quantise keep them."""
+class Int8Linear(nn.Linear):
+    """Simulates int8 weights with a scale for each row, as quantization libraries have them."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         scale = self.weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-9) / 127
         return nn.functional.linear(input, (self.weight / scale).round() * scale)
 
 
-def quantised_model(*, told: bool = True) -> Any:
-    """A model of such layers; ``told``: it says so, as transformers does."""
+def quantized_model(*, stated: bool = True) -> Any:
+    """Return a model of such layers, with the attribute of a model quantized by transformers if
+    ``stated``.
+    """
     model = tiny_model("llama")
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and name != "lm_head":
-                layer = WholeLinear(child.in_features, child.out_features, bias=False)
+                layer = Int8Linear(child.in_features, child.out_features, bias=False)
                 layer.weight = child.weight
                 setattr(parent, name, layer)
-    if told:
-        stated = SimpleNamespace(quant_method="whole")
-        model.hf_quantizer = SimpleNamespace(quantization_config=stated)
+    if stated:
+        config = SimpleNamespace(quant_method="simulated")
+        model.hf_quantizer = SimpleNamespace(quantization_config=config)
     return model
 
 
@@ -52,7 +55,7 @@ def quantised_model(*, told: bool = True) -> Any:
 def load(tokenizer: Any) -> Callable[..., Engine]:
     def make(model: Any, **options: Any) -> Engine:
         config = EngineConfig(model="tiny", num_pages=64, page_size=8, **options)
-        return Engine(config, loaded=Weights(model, tokenizer))
+        return Engine(config, loaded=Pretrained(model, tokenizer))
 
     return make
 
@@ -69,33 +72,29 @@ def written(
     return drawn
 
 
-def generated(engine: Engine, model: Any, count: int) -> list[int]:
-    ids = torch.tensor([engine.chat.render(list(QUESTION))])
-    settings: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None}
-    mask = torch.ones_like(ids)
-    out = model.generate(ids, attention_mask=mask, max_new_tokens=count, top_k=None, **settings)
-    return out[0, ids.shape[1] :].tolist()
+def prompt_of(engine: Engine) -> list[int]:
+    return engine.chat.render(list(QUESTION))
 
 
-def test_quantised_matrices_stay_as_they_are_and_write_what_generate_writes(
+def test_quantized_layers_stay_and_write_what_generate_writes(
     load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = quantised_model()
+    model = quantized_model()
     with load(model) as engine:
         kinds = {type(layer.mlp.up_proj) for layer in model_of(engine).model.layers}
-        assert kinds == {WholeLinear}
+        assert kinds == {Int8Linear}
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-        wanted = generated(engine, quantised_model(told=False), 12)
+        wanted = generated(quantized_model(stated=False), prompt_of(engine), 12)
         assert written(monkeypatch, engine, 12) == {0: wanted}
         assert {0, 1} <= set(written(monkeypatch, engine, 12, workers=2))
 
 
-def test_a_quantised_model_is_not_quantised_again(load: Callable[..., Engine]) -> None:
-    with pytest.raises(ConfigError, match=r"^quantization: wanted 'none' .*whole.*, got 'int8'"):
-        load(quantised_model(), quantization="int8")
+def test_a_quantized_model_is_not_quantized_again(load: Callable[..., Engine]) -> None:
+    with pytest.raises(ConfigError, match=r"^quantization: wanted 'none' .*simulated.*'int8'"):
+        load(quantized_model(), quantization="int8")
 
 
-def test_a_model_that_was_dequantised_at_load_is_an_ordinary_one() -> None:
+def test_a_model_that_was_dequantized_at_load_counts_as_plain() -> None:
     model = tiny_model("llama")
     assert quantized.method_of(model) is None
     stated = SimpleNamespace(quant_method="fp8", dequantize=True)
@@ -103,23 +102,23 @@ def test_a_model_that_was_dequantised_at_load_is_an_ordinary_one() -> None:
     assert quantized.method_of(model) is None
 
 
-def test_layers_that_do_not_run_in_the_dtype_are_refused_by_name(
+def test_layers_that_do_not_run_in_the_dtype_are_refused_with_their_method(
     load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Any, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("expected m1 and m2 to have the same dtype")
 
-    monkeypatch.setattr(WholeLinear, "forward", fail)
-    with pytest.raises(ModelRefusedError, match=r"whole layers .* same dtype; try another"):
-        load(quantised_model())
+    monkeypatch.setattr(Int8Linear, "forward", fail)
+    with pytest.raises(ModelRefusedError, match=r"simulated layers .* same dtype; try another"):
+        load(quantized_model())
 
 
-class TensorOfAnotherKind(torch.Tensor):
-    """What torchao puts in place of a weight."""
+class TensorSubclass(torch.Tensor):
+    """What torchao uses as a weight."""
 
 
-def with_another_tensor(layer: nn.Linear) -> None:
-    weight = layer.weight.detach().as_subclass(TensorOfAnotherKind)
+def with_tensor_subclass(layer: nn.Linear) -> None:
+    weight = layer.weight.detach().as_subclass(TensorSubclass)
     layer.weight = nn.Parameter(weight, requires_grad=False)
 
 
@@ -131,14 +130,14 @@ def with_hook(layer: nn.Linear) -> None:
     layer.register_forward_pre_hook(lambda module, given: None)
 
 
-def with_whole_numbers(layer: nn.Linear) -> None:
+def with_int8_weight(layer: nn.Linear) -> None:
     layer.weight = nn.Parameter(layer.weight.detach().to(torch.int8), requires_grad=False)
 
 
 @pytest.mark.parametrize(
-    "change", [with_another_tensor, with_own_forward, with_hook, with_whole_numbers]
+    "change", [with_tensor_subclass, with_own_forward, with_hook, with_int8_weight]
 )
-def test_a_linear_layer_that_is_more_than_one_is_not_packed(
+def test_a_linear_layer_that_a_library_changed_is_not_packed(
     change: Callable[[nn.Linear], None],
 ) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).requires_grad_(False)
@@ -154,7 +153,7 @@ def test_a_linear_layer_that_is_more_than_one_is_not_packed(
 
 
 def folder(path: Path, tokenizer: Any, stated: dict[str, Any]) -> str:
-    """A model on disk whose configuration says that it is quantised."""
+    """Save a model whose configuration says that it is quantized, and return its path."""
     name = save_tiny(path, tokenizer, 512)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
@@ -173,7 +172,7 @@ def folder(path: Path, tokenizer: Any, stated: dict[str, Any]) -> str:
         ({"quant_method": "hqq"}, "hqq"),
     ],
 )
-def test_a_missing_package_is_named_with_its_command(
+def test_the_error_names_the_command_that_installs_missing_packages(
     tmp_path: Path,
     tokenizer: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -186,9 +185,7 @@ def test_a_missing_package_is_named_with_its_command(
         Engine(EngineConfig(model=name))
 
 
-def test_a_method_that_transformers_would_pass_over_is_refused(
-    tmp_path: Path, tokenizer: Any
-) -> None:
+def test_a_method_that_transformers_would_ignore_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     name = folder(tmp_path, tokenizer, {"quant_method": "of-tomorrow"})
     with pytest.raises(ModelError, match=r"^model: wanted .*'of-tomorrow'; use another copy"):
         Engine(EngineConfig(model=name))
@@ -202,13 +199,13 @@ def _torchao() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_folder_of_torchao_writes_what_generate_writes(
+def test_a_model_quantized_by_torchao_writes_what_generate_writes(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     made = _torchao()
-    exact, name = tmp_path / "exact", str(tmp_path / "quantised")
+    exact, name = tmp_path / "exact", str(tmp_path / "quantized")
     save_tiny(exact, tokenizer, 512)
     model = AutoModelForCausalLM.from_pretrained(
         exact, dtype=torch.float32, quantization_config=made
@@ -217,6 +214,6 @@ def test_a_folder_of_torchao_writes_what_generate_writes(
     tokenizer.save_pretrained(name)
     with Engine(EngineConfig(model=name, num_pages=64)) as engine:
         with plain(AutoModelForCausalLM.from_pretrained(name)) as again:
-            wanted = generated(engine, again, 20)
+            wanted = generated(again, prompt_of(engine), 20)
         assert written(monkeypatch, engine, 20) == {0: wanted}
         assert {0, 1} <= set(written(monkeypatch, engine, 12, workers=2))

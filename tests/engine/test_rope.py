@@ -1,4 +1,4 @@
-"""Tables of turns: looked up where they are kept, computed where not, the same numbers."""
+"""cos and sin tables: a look-up in the cached table and a computation give the same numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def rotation(sign: int = 1) -> Rotation:
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(
-    "turns",
+    "deltas",
     [
         [],
         [0],
@@ -30,25 +30,25 @@ def rotation(sign: int = 1) -> Rotation:
     ],
     ids=str,
 )
-def test_a_table_has_the_cosines_and_sines_of_its_turns(turns: list[int], sign: int) -> None:
+def test_a_table_has_cos_and_sin_of_its_deltas(deltas: list[int], sign: int) -> None:
     made = rotation(sign)
     frequencies = torch.zeros(32, dtype=torch.float64)
     frequencies[:24] = torch.tensor(made.inv_freq, dtype=torch.float64)
-    angle = torch.tensor(turns, dtype=torch.float64)[:, None] * frequencies * sign
+    angle = torch.tensor(deltas, dtype=torch.float64)[:, None] * frequencies * sign
     for _ in range(2):
-        for given in (turns, torch.tensor(turns, dtype=torch.int64), torch.tensor(turns).int()):
+        for given in (deltas, torch.tensor(deltas, dtype=torch.int64), torch.tensor(deltas).int()):
             cos, sin = made.table(given)
             assert torch.equal(cos, angle.cos().float())
             assert torch.equal(sin, angle.sin().float())
 
 
-def test_a_table_grows_with_its_turns_and_not_beyond_its_bound() -> None:
+def test_the_cached_table_grows_up_to_its_maximum() -> None:
     made = rotation()
-    for turns, rows in (
+    for deltas, rows in (
         ([2], MIN_CACHED_POSITIONS),
         ([5000], 8192),
         ([10], 8192),
         ([MAX_CACHED_POSITIONS], 8192),
     ):
-        made.table(turns)
-        assert len(made._kept._table[0]) == rows
+        made.table(deltas)
+        assert len(made._cached._table[0]) == rows

@@ -1,4 +1,4 @@
-"""Sampling against transformers' processors: the same tokens survive, as probable as there."""
+"""Sampling against transformers' logits processors: the same tokens, the same probabilities."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from transformers import (
 
 from hogwild_engine.step import sampling
 from hogwild_engine.step.ranking import rank
-from hogwild_engine.step.sampling import CANDIDATES, Sampling, SamplingRow, sample, uniform
+from hogwild_engine.step.sampling import CANDIDATES, ResolvedSampling, SamplingRow, sample, uniform
 from hogwild_kernels.cpu import c_backend
 
-NEUTRAL = Sampling(1.0, 1.0, 0, 0.0, 1.0, seed=0)
-VOCABULARY = 2_003  # no whole number of vectors
-NUM_DRAWS = 4_000
+NEUTRAL = ResolvedSampling(1.0, 1.0, 0, 0.0, 1.0, seed=0)
+VOCABULARY = 2_003  # not a multiple of the vector width
+NUM_SAMPLES = 4_000
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -65,23 +65,25 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def some_logits(seed: int = 0) -> torch.Tensor:
-    """``[V]``, no two alike."""
+    """Return ``[V]``, no two alike."""
     return torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
 
 
 def sweep(
-    monkeypatch: pytest.MonkeyPatch, logits: torch.Tensor, setting: Sampling, **draw: Any
+    monkeypatch: pytest.MonkeyPatch, logits: torch.Tensor, setting: ResolvedSampling, **options: Any
 ) -> torch.Tensor:
-    """The tokens of one row at noise 0, 1/N, 2/N …"""
+    """Return the tokens sampled from one row at the uniform numbers 0, 1/N, 2/N …"""
     with monkeypatch.context() as patch:
-        patch.setattr(sampling, "uniform", lambda _seed, _writer, index: index / NUM_DRAWS)
-        draws = [SamplingRow(setting, 0, index, **draw) for index in range(NUM_DRAWS)]
-        drawn = sample(logits.repeat(NUM_DRAWS, 1), draws)
-    return torch.tensor([token for token, _ in drawn])
+        patch.setattr(sampling, "uniform", lambda _seed, _writer, index: index / NUM_SAMPLES)
+        rows = [SamplingRow(setting, 0, index, **options) for index in range(NUM_SAMPLES)]
+        sampled = sample(logits.repeat(NUM_SAMPLES, 1), rows)
+    return torch.tensor([token for token, _ in sampled])
 
 
-def processed(logits: torch.Tensor, setting: Sampling, seen: Sequence[int] = ()) -> torch.Tensor:
-    """What transformers' ``generate`` makes of the logits, in its order. ``[V]``."""
+def processed(
+    logits: torch.Tensor, setting: ResolvedSampling, seen: Sequence[int] = ()
+) -> torch.Tensor:
+    """Return the logits after the processors of transformers' ``generate``, ``[V]``."""
     steps: list[Any] = []
     if setting.repetition_penalty != 1:
         steps.append(RepetitionPenaltyLogitsProcessor(setting.repetition_penalty))
@@ -99,12 +101,12 @@ def processed(logits: torch.Tensor, setting: Sampling, seen: Sequence[int] = ())
 
 
 CASES = [*((name, 0.0) for name in SETTINGS), *((name, -9.0) for name in ("penalty", "reward"))]
-"""With a number that is added to all logits: penalties tell those below zero from those above."""
+"""With an offset of all logits: the repetition penalty treats negative logits differently."""
 
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(("name", "shift"), CASES)
-def test_tokens_come_as_often_as_transformers_would_draw_them(
+def test_tokens_are_sampled_with_transformers_probabilities(
     monkeypatch: pytest.MonkeyPatch, name: str, shift: float, compiled: bool
 ) -> None:
     if not compiled:
@@ -115,8 +117,8 @@ def test_tokens_come_as_often_as_transformers_would_draw_them(
     tokens = sweep(monkeypatch, logits, setting, seen=seen)
     count = torch.bincount(tokens, minlength=VOCABULARY)
     assert not count[probability == 0].any()
-    assert float((count - probability * NUM_DRAWS).abs().max()) < 1.01
-    likely = probability > 1.1 / NUM_DRAWS
+    assert float((count - probability * NUM_SAMPLES).abs().max()) < 1.01
+    likely = probability > 1.1 / NUM_SAMPLES
     assert count[likely].all()
 
 
@@ -126,47 +128,47 @@ def test_temperature_zero_is_the_most_probable_token(name: str, seed: int) -> No
     setting = replace(NEUTRAL, **{**SETTINGS[name], "temperature": 0.0})
     logits, seen = some_logits(seed), [int(some_logits(seed).argmax())]
     wanted = processed(logits, replace(setting, temperature=1.0), seen).argmax()
-    [drawn] = sample(logits[None].clone(), [SamplingRow(setting, 0, 0, seen=seen)])
-    assert drawn.token == int(wanted)
+    [sampled] = sample(logits[None].clone(), [SamplingRow(setting, 0, 0, seen=seen)])
+    assert sampled.token == int(wanted)
 
 
-def test_a_draw_depends_on_seed_writer_and_index_only() -> None:
-    """Whatever else is drawn beside it, in whichever row it stands."""
+def test_a_token_depends_only_on_seed_writer_and_index() -> None:
+    """Not on the other rows, nor on its place among them."""
     settings = [replace(NEUTRAL, **options) for options in SETTINGS.values()]
-    draws = [
+    rows = [
         SamplingRow(replace(setting, seed=seed), writer, index)
         for setting in settings
         for seed, writer, index in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))
     ]
-    logits = torch.stack([some_logits(i) for i in range(len(draws))])
-    alone = [sample(row[None].clone(), [draw])[0] for row, draw in zip(logits, draws, strict=True)]
-    together = sample(logits.clone(), draws)
-    assert [drawn.token for drawn in together] == [drawn.token for drawn in alone]
-    backwards = sample(logits.flip(0).clone(), draws[::-1])
-    assert [drawn.token for drawn in backwards[::-1]] == [drawn.token for drawn in alone]
+    logits = torch.stack([some_logits(i) for i in range(len(rows))])
+    alone = [sample(x[None].clone(), [row])[0].token for x, row in zip(logits, rows, strict=True)]
+    together = sample(logits.clone(), rows)
+    assert [token for token, _ in together] == alone
+    backwards = sample(logits.flip(0).clone(), rows[::-1])
+    assert [token for token, _ in backwards[::-1]] == alone
 
 
 @pytest.mark.parametrize("change", ["seed", "writer", "index"])
-def test_seed_writer_and_index_each_change_the_noise(change: str) -> None:
+def test_seed_writer_and_index_each_change_the_uniform_number(change: str) -> None:
     base = {"seed": 5, "writer": 2, "index": 9}
     values = {uniform(**{**base, change: value}) for value in range(200)}
     assert len(values) == 200
 
 
 @pytest.mark.parametrize("change", ["seed", "writer", "index"])
-def test_seed_writer_and_index_each_change_what_is_drawn(change: str) -> None:
-    drawn = []
+def test_seed_writer_and_index_each_change_the_sampled_token(change: str) -> None:
+    sampled = []
     for value in range(8):
         place = {"seed": 5, "writer": 2, "index": 9, change: value}
         setting = replace(NEUTRAL, seed=place["seed"])
-        draw = SamplingRow(setting, place["writer"], place["index"])
-        drawn += sample(torch.zeros(1, 1000), [draw])
-    assert len({one.token for one in drawn}) > 4
+        row = SamplingRow(setting, place["writer"], place["index"])
+        sampled += sample(torch.zeros(1, 1000), [row])
+    assert len({token for token, _ in sampled}) > 4
 
 
-def test_the_noise_is_uniform_and_below_one() -> None:
-    draws = product(range(20), range(5), range(100))
-    values = torch.tensor([uniform(*draw) for draw in draws])
+def test_uniform_numbers_are_uniform_and_below_one() -> None:
+    keys = product(range(20), range(5), range(100))
+    values = torch.tensor([uniform(*key) for key in keys])
     assert 0 <= float(values.min()) < float(values.max()) < 1
     counts = torch.histc(values, bins=20, min=0, max=1)
     assert float((counts - 500).abs().max()) < 5 * 500**0.5
@@ -182,7 +184,7 @@ def test_neighbouring_seeds_writers_and_indices_share_no_sequence() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.2}], ids=str)
-def test_banned_tokens_never_come(
+def test_banned_tokens_are_never_sampled(
     monkeypatch: pytest.MonkeyPatch, temperature: float, options: dict[str, Any]
 ) -> None:
     logits = some_logits()
@@ -195,49 +197,49 @@ def test_banned_tokens_never_come(
     assert int(wanted.argmax()) in tokens.tolist()
 
 
-def test_the_last_token_that_is_not_banned_comes_whatever_the_settings() -> None:
+def test_the_only_token_that_is_not_banned_is_sampled_with_any_settings() -> None:
     for options in SETTINGS.values():
         setting = replace(NEUTRAL, **options)
         banned = set(range(VOCABULARY)) - {77}
-        [drawn] = sample(some_logits()[None], [SamplingRow(setting, 0, 0, banned=banned)])
-        assert drawn.token == 77
-        assert drawn.probability == pytest.approx(1.0)
+        [sampled] = sample(some_logits()[None], [SamplingRow(setting, 0, 0, banned=banned)])
+        assert sampled.token == 77
+        assert sampled.probability == pytest.approx(1.0)
 
 
-def test_a_token_comes_with_its_probability_before_any_filter() -> None:
+def test_probabilities_are_those_before_any_filter() -> None:
     logits = some_logits()
     plain = torch.softmax(logits, -1)
     for options in ({"temperature": 0.0}, {"top_k": 3}, {"temperature": 0.3, "top_p": 0.5}):
-        [drawn] = sample(logits[None].clone(), [SamplingRow(replace(NEUTRAL, **options), 0, 0)])
-        assert drawn.probability == pytest.approx(float(plain[drawn.token]), rel=1e-4)
+        [sampled] = sample(logits[None].clone(), [SamplingRow(replace(NEUTRAL, **options), 0, 0)])
+        assert sampled.probability == pytest.approx(float(plain[sampled.token]), rel=1e-4)
 
 
 def test_a_small_vocabulary_needs_no_candidates_beyond_it() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]])
-    draws = [SamplingRow(replace(NEUTRAL, top_k=50, top_p=0.99), 0, index) for index in range(50)]
-    tokens = {drawn.token for drawn in sample(logits.repeat(50, 1), draws)}
+    rows = [SamplingRow(replace(NEUTRAL, top_k=50, top_p=0.99), 0, index) for index in range(50)]
+    tokens = {token for token, _ in sample(logits.repeat(50, 1), rows)}
     assert tokens == {0, 1, 2}
 
 
-@pytest.mark.parametrize("noise", [0.0, 1 - 2**-24])
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-24])
 @pytest.mark.parametrize("name", list(SETTINGS))
-def test_the_ends_of_the_noise_draw_tokens_that_survive(
-    monkeypatch: pytest.MonkeyPatch, name: str, noise: float
+def test_the_smallest_and_largest_uniform_numbers_sample_kept_tokens(
+    monkeypatch: pytest.MonkeyPatch, name: str, number: float
 ) -> None:
     setting = replace(NEUTRAL, **SETTINGS[name])
-    fixed: Callable[..., float] = lambda *_: noise  # noqa: E731
+    fixed: Callable[..., float] = lambda *_: number  # noqa: E731
     monkeypatch.setattr(sampling, "uniform", fixed)
     for seed in range(5):
         logits = some_logits(seed)
-        [drawn] = sample(logits[None].clone(), [SamplingRow(setting, 0, 0)])
-        assert processed(logits, setting, ())[drawn.token] > -torch.inf
+        [sampled] = sample(logits[None].clone(), [SamplingRow(setting, 0, 0)])
+        assert processed(logits, setting, ())[sampled.token] > -torch.inf
 
 
 # Ranking
 
 
 @pytest.mark.parametrize("count", [1, 2, 17, 100, 1001])
-def test_a_ranking_holds_the_largest_in_order_and_the_sums_of_all(count: int) -> None:
+def test_a_ranking_has_the_sorted_top_k_and_both_log_sum_exps(count: int) -> None:
     logits = torch.randn(5, 1001, generator=torch.Generator().manual_seed(1)) * 4
     logits[1, 3:1000:7] = -torch.inf
     logits[2] += 80
@@ -249,13 +251,13 @@ def test_a_ranking_holds_the_largest_in_order_and_the_sums_of_all(count: int) ->
     where = scaled.gather(1, ranking.token)
     torch.testing.assert_close(where[finite], ranking.score[finite])
     torch.testing.assert_close(ranking.norm, logits.logsumexp(-1))
-    torch.testing.assert_close(ranking.whole, scaled.logsumexp(-1))
+    torch.testing.assert_close(ranking.total, scaled.logsumexp(-1))
 
 
 def test_a_temperature_next_to_zero_is_greedy() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     for temperature in (1e-60, 1e-45, 1e-7):
-        sampling = Sampling(temperature, 1.0, 0, 0.0, 1.0, 5)
+        sampling = ResolvedSampling(temperature, 1.0, 0, 0.0, 1.0, 5)
         assert sample(logits.clone(), [SamplingRow(sampling, 0, 0)])[0].token == 1
 
 
@@ -264,7 +266,7 @@ needs_native = pytest.mark.skipif(c_backend.build_error() is not None, reason="n
 
 @needs_native
 @pytest.mark.parametrize(("options", "kept"), [({"top_k": 8}, 8), ({"temperature": 0.0}, 1)])
-def test_of_equal_logits_the_first_come_first(
+def test_equal_logits_are_ranked_by_token_id(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], kept: int
 ) -> None:
     logits = torch.zeros(100)
@@ -275,18 +277,17 @@ def test_of_equal_logits_the_first_come_first(
 
 @needs_native
 @pytest.mark.parametrize("name", list(SETTINGS))
-def test_what_is_drawn_is_the_same_from_either_type(name: str) -> None:
-    """bfloat16 logits are read as they are: the same numbers in float32 give the same tokens."""
+def test_bfloat16_logits_sample_the_tokens_of_the_same_float32_logits(name: str) -> None:
     setting, rounded = replace(NEUTRAL, **SETTINGS[name]), some_logits().bfloat16()
-    draws = [SamplingRow(setting, 0, index, seen=[3, 5], banned=[index]) for index in range(100)]
-    halves = sample(rounded.repeat(100, 1), draws)
-    assert halves == sample(rounded.float().repeat(100, 1), draws)
+    rows = [SamplingRow(setting, 0, index, seen=[3, 5], banned=[index]) for index in range(100)]
+    sampled = sample(rounded.repeat(100, 1), rows)
+    assert sampled == sample(rounded.float().repeat(100, 1), rows)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("name", ["nothing", "top-p", "top-k beyond all candidates", "all"])
-def test_logits_that_are_no_numbers_are_an_error(
+def test_logits_that_are_not_finite_are_an_error(
     monkeypatch: pytest.MonkeyPatch, name: str, bad: float, compiled: bool
 ) -> None:
     if not compiled:
@@ -301,14 +302,14 @@ def test_logits_that_are_no_numbers_are_an_error(
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.95}, {"top_k": 2**63 - 1, "top_p": 0.99}])
-def test_bans_outside_of_the_vocabulary_and_boundless_top_k_are_harmless(
+def test_bans_outside_of_the_vocabulary_and_a_huge_top_k_are_harmless(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], compiled: bool
 ) -> None:
     if not compiled:
         monkeypatch.setattr(c_backend, "build_error", lambda: "no C compiler")
-    memory = torch.zeros(3, VOCABULARY)  # flat: a nucleus is wider than what is ranked
-    draws = [SamplingRow(replace(NEUTRAL, **options), 0, 0, banned={-1, 7, VOCABULARY, 10**12})]
-    sample(memory[1:2], draws)
+    memory = torch.zeros(3, VOCABULARY)  # flat: top-p keeps more tokens than are ranked
+    rows = [SamplingRow(replace(NEUTRAL, **options), 0, 0, banned={-1, 7, VOCABULARY, 10**12})]
+    sample(memory[1:2], rows)
     assert (memory[[0, 2]] == 0).all()
     assert memory[1, 7] == -torch.inf or not compiled
     assert (memory[1, [0, -1]] == 0).all()
@@ -316,14 +317,14 @@ def test_bans_outside_of_the_vocabulary_and_boundless_top_k_are_harmless(
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("options", [{"top_k": 20}, {"top_p": 0.5}, {"min_p": 0.3}], ids=str)
-def test_what_is_drawn_beside_a_row_does_not_settle_its_ties(
+def test_the_order_of_equal_logits_does_not_depend_on_other_rows(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], compiled: bool
 ) -> None:
     if not compiled:
         monkeypatch.setattr(c_backend, "build_error", lambda: "no C compiler")
     wide = SamplingRow(replace(NEUTRAL, top_k=CANDIDATES[0] + 50), 9, 0)
     for seed in range(40):
-        row = some_logits(seed).bfloat16().float()
-        draw = SamplingRow(replace(NEUTRAL, seed=seed, **options), 0, 0)
-        [alone] = sample(row[None].clone(), [draw])
-        assert sample(row.repeat(2, 1), [draw, wide])[0] == alone
+        logits = some_logits(seed).bfloat16().float()
+        row = SamplingRow(replace(NEUTRAL, seed=seed, **options), 0, 0)
+        [alone] = sample(logits[None].clone(), [row])
+        assert sample(logits.repeat(2, 1), [row, wide])[0] == alone

@@ -14,7 +14,7 @@ from hogwild_engine.api.errors import (
     SessionCancelledError,
     SessionFailedError,
 )
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.sessions.session import Session
 from model_harness import model_of
 from traffic import finished, gated, pages_held, read, requests, wait_until
@@ -53,7 +53,7 @@ def test_sessions_that_wait_for_pages_say_what_each_says_alone(
 ) -> None:
     """A pool for one or two of them at once; a session's own bounds do not depend on the rest."""
     config = replace(tidy_engine.config, num_pages=num_pages)
-    loaded = Weights(model_of(tidy_engine), tidy_engine.tokenizer)
+    loaded = Pretrained(model_of(tidy_engine), tidy_engine.tokenizer)
     fitting = [request for request in requests() if len(request.workers) < 4]
     with Engine(config, loaded=loaded) as small:
         alone = [read(small.submit(request)) for request in fitting]
@@ -209,7 +209,7 @@ def test_a_session_that_fails_while_sampling_gives_its_pages_back(
 
 
 def test_closing_an_engine_ends_its_sessions_and_its_thread(tidy_engine: Engine) -> None:
-    loaded = Weights(model_of(tidy_engine), tidy_engine.tokenizer)
+    loaded = Pretrained(model_of(tidy_engine), tidy_engine.tokenizer)
     config = EngineConfig(model="tiny", num_pages=80, page_size=8)
     closing = Engine(config, loaded=loaded)
     long = replace(requests()[0], max_steps=400, max_tokens=100)

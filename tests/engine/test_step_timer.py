@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hogwild_engine import Engine, EngineConfig, Protocol, Request, SamplingParams, make_workers
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.step_timer import StepTimer
 from tiny import tiny_model
 
@@ -34,7 +34,7 @@ def engine(tokenizer: Any) -> Iterator[Engine]:
     """A tiny random model that likes to end its turn."""
     model = tiny_model("llama", loud={tokenizer.eos_token_id: 8.0})
     config = EngineConfig(model="tiny-llama", num_pages=64, page_size=8)
-    with Engine(config, loaded=Weights(model, tokenizer)) as engine:
+    with Engine(config, loaded=Pretrained(model, tokenizer)) as engine:
         yield engine
 
 

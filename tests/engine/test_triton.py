@@ -13,11 +13,11 @@ import torch
 from hogwild_engine import EngineConfig
 from hogwild_engine.api.layout import LAYOUTS, LayoutName
 from hogwild_engine.engine import Engine
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.step.forward import TransformersForward
 from hogwild_engine.text.chat_template import ChatTemplate
 from model_harness import ModelHarness, recorded
-from tiny import lean_model, tiny_model
+from tiny import fused_model, tiny_model
 from views import play
 
 FAMILY_OF_LAYOUT = dict(zip(LAYOUTS, ("llama", "qwen2", "glm4", "gpt_oss"), strict=True))
@@ -44,7 +44,7 @@ def test_the_engine_runs_on_the_kernels_that_were_asked_for(
 ) -> None:
     """Also a model whose lean forward would bring its own attention."""
     config = EngineConfig(device="cpu", num_pages=16, page_size=8, attention=attention)
-    loaded = Weights(lean_model("llama"), tokenizer)
+    loaded = Pretrained(fused_model("llama"), tokenizer)
     with recorded(monkeypatch) as calls, Engine(config, loaded) as engine:
         assert isinstance(engine._runner.forward, TransformersForward)
         assert engine._cache.impl == attention

@@ -1,4 +1,4 @@
-"""What a model must show at load, and how one that cannot is refused."""
+"""Load-time validation: which models pass, and which check refuses the others."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import transformers
 
 from hogwild_engine import Engine, EngineConfig
 from hogwild_engine.api.errors import ModelRefusedError
-from hogwild_engine.cache import rope
-from hogwild_engine.cache.rope import Rotation
-from hogwild_engine.loading import validation
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.cache.rope import Rotation, permute
+from hogwild_engine.loading import rope_probe, validation
+from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.step import attention_hook
 from tiny import FAMILIES, VOCABULARY, tiny_model
 
@@ -23,7 +22,7 @@ from tiny import FAMILIES, VOCABULARY, tiny_model
 def load(tokenizer: Any) -> Callable[[Any], Engine]:
     def make(model: Any) -> Engine:
         config = EngineConfig(model="tiny", num_pages=16, page_size=8)
-        return Engine(config, loaded=Weights(model, tokenizer))
+        return Engine(config, loaded=Pretrained(model, tokenizer))
 
     return make
 
@@ -38,7 +37,7 @@ def refused(load: Callable[[Any], Engine], model: Any) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_passes_far_below_the_bound(
+def test_every_family_passes_with_an_error_far_below_the_bound(
     load: Callable[[Any], Engine], family: str
 ) -> None:
     with load(tiny_model(family)) as engine:
@@ -53,12 +52,12 @@ def test_smaller_dtypes_pass_within_their_bounds(
         assert engine.check_error < validation.LOGIT_BOUND[dtype]
 
 
-def test_the_check_gives_its_pages_back(load: Callable[[Any], Engine]) -> None:
+def test_validation_leaves_all_pages_free(load: Callable[[Any], Engine]) -> None:
     with load(tiny_model("llama")) as engine:
         assert engine.stats().free_pages == engine.stats().num_pages
 
 
-def test_what_is_measured_is_how_each_family_rotates(load: Callable[[Any], Engine]) -> None:
+def test_the_rotation_of_each_layer_is_measured(load: Callable[[Any], Engine]) -> None:
     def rotations(family: str) -> list[Rotation]:
         with load(tiny_model(family)) as engine:
             return [shape.rotation for shape in engine._cache.shapes]
@@ -69,7 +68,7 @@ def test_what_is_measured_is_how_each_family_rotates(load: Callable[[Any], Engin
     assert [bool(r.inv_freq) for r in rotations("smollm3")] == [True, False, True]
 
 
-def test_windows_are_measured_by_layer(load: Callable[[Any], Engine]) -> None:
+def test_the_window_of_each_layer_is_measured(load: Callable[[Any], Engine]) -> None:
     def windows(family: str) -> list[int | None]:
         with load(tiny_model(family)) as engine:
             runner = engine._runner
@@ -80,7 +79,7 @@ def test_windows_are_measured_by_layer(load: Callable[[Any], Engine]) -> None:
     assert windows("mistral") == [7, 7, 7]
 
 
-def test_a_rotation_that_the_tables_do_not_tell_is_refused(
+def test_a_rotation_that_matches_no_inv_freq_buffer_is_refused(
     load: Callable[[Any], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = transformers.models.llama.modeling_llama
@@ -93,13 +92,15 @@ def test_a_rotation_that_the_tables_do_not_tell_is_refused(
     assert refused(load, tiny_model("llama")) == "rotation"
 
 
-def test_positions_that_are_added_are_refused(load: Callable[[Any], Engine]) -> None:
+def test_learned_position_embeddings_are_refused(load: Callable[[Any], Engine]) -> None:
     shape: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": VOCABULARY}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
     assert refused(load, model.requires_grad_(False)) == "rotation"
 
 
-def test_a_layer_that_attends_by_itself_is_refused(load: Callable[[Any], Engine]) -> None:
+def test_a_layer_that_bypasses_the_attention_interface_is_refused(
+    load: Callable[[Any], Engine],
+) -> None:
     model = tiny_model("llama")
 
     def forward(hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
@@ -110,7 +111,7 @@ def test_a_layer_that_attends_by_itself_is_refused(load: Callable[[Any], Engine]
 
 
 @pytest.mark.parametrize("off", [1.01, float("nan")])
-def test_logits_that_are_off_are_refused(
+def test_wrong_logits_are_refused(
     load: Callable[[Any], Engine], monkeypatch: pytest.MonkeyPatch, off: float
 ) -> None:
     attention = attention_hook.block_attention
@@ -123,54 +124,53 @@ def test_logits_that_are_off_are_refused(
     assert refused(load, tiny_model("llama")) == "logits"
 
 
-def test_a_window_that_is_not_told_is_refused(
+def test_a_window_that_was_not_measured_is_refused(
     load: Callable[[Any], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = validation.layer_shapes
+    measured = rope_probe.layer_shapes
 
     def blind(*args: Any) -> Any:
         shapes, windows = measured(*args)
         return shapes, [None] * len(windows)
 
-    monkeypatch.setattr(validation, "layer_shapes", blind)
+    monkeypatch.setattr(rope_probe, "layer_shapes", blind)
     assert refused(load, tiny_model("mistral")) == "logits"
 
 
 @pytest.mark.parametrize("sign", [-1, 0])
-def test_a_turn_the_wrong_way_is_refused(
+def test_a_rotation_in_the_wrong_direction_is_refused(
     load: Callable[[Any], Engine], monkeypatch: pytest.MonkeyPatch, sign: int
 ) -> None:
-    table = Rotation.table
-    measure = rope.measure
+    table, match = Rotation.table, rope_probe.match_rotations
 
-    def measured(*args: Any) -> Any:
-        rotations = measure(*args)
+    def matched(*args: Any) -> Any:
+        rotations = match(*args)
         monkeypatch.setattr(Rotation, "table", lambda r, d, *a: table(r, [sign * x for x in d], *a))
         return rotations
 
-    monkeypatch.setattr(rope, "measure", measured)
+    monkeypatch.setattr(rope_probe, "match_rotations", matched)
     assert refused(load, tiny_model("llama")) == "logits"
 
 
-def test_a_model_on_which_rotation_cannot_be_seen_is_refused(
+def test_a_model_whose_logits_do_not_show_rotation_is_refused(
     load: Callable[[Any], Engine],
 ) -> None:
-    """Where a wrong turn changes nothing, the check has proved nothing."""
+    """If a wrong rotation does not change the logits, correct logits prove nothing."""
     model = tiny_model("llama")
     for layer in model.model.layers:
         layer.self_attn.v_proj.weight.zero_()
     assert refused(load, model) == "control"
 
 
-def test_permuted_dims_turn_as_the_model_turns_them() -> None:
-    """Pairs that stand side by side, and dims that do not turn, by the plain formula."""
+def test_permuted_dims_rotate_by_the_plain_formula() -> None:
+    """Interleaved pairs, beside dims that do not rotate."""
     rotation = Rotation((0.5, 0.1), 8, interleaved=True)
     x = torch.randn(3, 1, 8, dtype=torch.float64)
     order = rotation.permutation
     assert order is not None
     cos, sin = (angle.double()[:, None] for angle in rotation.table([0, 1, 7]))
-    first, second = rope.permute(x, order).chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    first, second = permute(x, order).chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     wanted = x.clone()
     for row, position in enumerate((0, 1, 7)):
         for pair, frequency in enumerate((0.5, 0.1)):
@@ -178,4 +178,4 @@ def test_permuted_dims_turn_as_the_model_turns_them() -> None:
             a, b = x[row, 0, 2 * pair], x[row, 0, 2 * pair + 1]
             wanted[row, 0, 2 * pair] = a * angle.cos() - b * angle.sin()
             wanted[row, 0, 2 * pair + 1] = b * angle.cos() + a * angle.sin()
-    torch.testing.assert_close(turned, rope.permute(wanted, order), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(rotated, permute(wanted, order), atol=1e-6, rtol=1e-6)

@@ -18,7 +18,7 @@ from hogwild_engine.api.events import AnswerToken, Event, Finished, ThoughtToken
 from hogwild_engine.api.request import Request
 from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
-from hogwild_engine.loading import validation
+from hogwild_engine.loading import rope_probe
 from hogwild_engine.sessions.answer import AnswerPhase
 from hogwild_engine.sessions.budget import SessionLimits
 from hogwild_engine.sessions.parallel import ParallelPhase
@@ -30,12 +30,12 @@ from hogwild_engine.step.batch import Batch, Chunk, build_batch
 from hogwild_engine.step.forward import TransformersForward
 from hogwild_engine.step.fused_llama import FusedLlamaForward
 from hogwild_engine.step.model_runner import ModelRunner
-from hogwild_engine.step.sampling import SampledToken, Sampling, SamplingRow, sample
+from hogwild_engine.step.sampling import ResolvedSampling, SampledToken, SamplingRow, sample
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.output_parser import OutputParser
 from oracle import Seen, attend
 
-GREEDY = Sampling(0.0, 1.0, 0, 0.0, 1.0, 0)
+GREEDY = ResolvedSampling(0.0, 1.0, 0, 0.0, 1.0, 0)
 
 
 class ModelHarness:
@@ -56,7 +56,7 @@ class ModelHarness:
     ) -> None:
         attention_hook.register()
         self.model = model
-        shapes, self.windows = validation.layer_shapes(model, next(model.parameters()).device)
+        shapes, self.windows = rope_probe.layer_shapes(model, next(model.parameters()).device)
         self.cache = KVCache(shapes, num_pages, page_size, impl, prefill)
         for group in self.cache.groups:
             group.keys.fill_(torch.nan)

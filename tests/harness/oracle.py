@@ -1,6 +1,6 @@
-"""Attention by the book, in float64: every key at its place in the reader's view, one softmax.
+"""Reference attention in float64: every key rotated to its position in the view, one softmax.
 
-Knows nothing of pages, tables or deltas; kernels and engine are held to it.
+Knows no pages, block tables or deltas. The tests compare kernels and engine with it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 class Seen(NamedTuple):
-    """A block as one reader sees it.
+    """A block as one query token sees it.
 
     Args:
         keys: rotated at block-local positions, ``[S, KH, D]``.
@@ -28,12 +28,12 @@ class Seen(NamedTuple):
     hi: int
 
 
-def turn(x: torch.Tensor, by: torch.Tensor | float, inv_freq: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, by: torch.Tensor | float, inv_freq: torch.Tensor) -> torch.Tensor:
     """Rotate dims ``(d, d + D/2)`` of ``x`` by ``by * inv_freq[d]``, as complex numbers.
 
     Args:
         x: ``[S, H, D]``.
-        by: positions, ``[S]`` or one for all.
+        by: positions, ``[S]``, or one for all tokens.
         inv_freq: ``[D/2]``, 0 in dims that do not rotate.
     """
     half = x.shape[-1] // 2
@@ -53,26 +53,26 @@ def attend(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One row's output ``[H, D]`` and lse ``[H]``, float64.
+    """Return one query token's output ``[H, D]`` and lse ``[H]``, float64.
 
     Args:
-        q: the row's query, rotated at its position in its own block. ``[H, D]``.
-        view: every block with the place in the view at which it starts.
+        q: rotated at its position in its own block, ``[H, D]``.
+        view: every block with the position in the view at which it starts.
         inv_freq: the layer's inverse frequencies, ``[D/2]``.
-        own_start: where the row's own block starts in the view.
-        scale: factor on scores.
+        own_start: position in the view at which the token's own block starts.
+        scale: factor on attention scores.
         softcap: as in `block_attention`.
         sinks: as in `block_attention`, ``[H]``.
     """
     num_heads = q.shape[0]
-    query = turn(q[None], own_start, inv_freq)[0]
+    query = rotate(q[None], own_start, inv_freq)[0]
     keys, values = [], []
     for start, seen in view:
         positions = torch.full((seen.keys.shape[0],), float(start))
-        keys.append(turn(seen.keys, positions, inv_freq)[seen.lo : max(seen.lo, seen.hi)])
+        keys.append(rotate(seen.keys, positions, inv_freq)[seen.lo : max(seen.lo, seen.hi)])
         values.append(seen.values.double()[seen.lo : max(seen.lo, seen.hi)])
     group = num_heads // keys[0].shape[1]
-    key = torch.cat(keys).repeat_interleave(group, dim=1)  # [S, H, D]: each head its own copy
+    key = torch.cat(keys).repeat_interleave(group, dim=1)  # [S, H, D]
     value = torch.cat(values).repeat_interleave(group, dim=1)
     score = torch.einsum("shd,hd->hs", key, query) * scale
     if softcap is not None:

@@ -16,7 +16,7 @@ from hogwild_agents import ChatHogwild
 from hogwild_agents.langchain import engines
 from hogwild_engine.api.config import EngineConfig
 from hogwild_engine.api.protocol import INSTRUCT
-from hogwild_engine.loading.weights import Weights
+from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_kernels import prefill_implementation
 from hogwild_kernels.cuda import varlen
@@ -81,9 +81,9 @@ def smollm(lone_llm: ChatHogwild) -> Engine:
 @pytest.fixture(scope="session")
 def smollm_model() -> Any:
     """The embedded model in float32 as transformers gives it; the engine took its own one apart."""
-    from hogwild_engine.loading import weights
+    from hogwild_engine.loading.pretrained import load_pretrained
 
-    return weights.load(EngineConfig(dtype="float32")).model
+    return load_pretrained(EngineConfig(dtype="float32")).model
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +116,7 @@ def tiny_engine(tokenizer: Any) -> Iterator[Callable[..., Engine]]:
                 model=f"tiny-{family}", num_pages=256, page_size=8, max_num_batched_tokens=40
             )
             model = tiny_model(family, loud=loud if talkative else None)
-            engines[family, talkative] = Engine(config, loaded=Weights(model, tokenizer))
+            engines[family, talkative] = Engine(config, loaded=Pretrained(model, tokenizer))
         return engines[family, talkative]
 
     yield make

@@ -1,15 +1,16 @@
-"""Random models of a few layers, made from a config: a family's structure, nothing to download."""
+"""Tiny random models of many families, made from a config without a download."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-VOCABULARY = 49_152  # of the embedded model's tokenizer
+VOCABULARY = 49_152  # that of the embedded model's tokenizer
 CONTEXT = 512
 
 _SHAPE: dict[str, Any] = {
@@ -25,88 +26,67 @@ _SHAPE: dict[str, Any] = {
     "pad_token_id": 2,
     "tie_word_embeddings": True,
 }
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
 def _rope(theta: float = 10_000.0, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **more}}
 
 
-_FAMILIES: dict[str, Callable[[], Any]] = {
-    "llama": lambda: transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**_SHAPE, head_dim=16, **_rope())
+def _maker(name: str, shape: Mapping[str, Any], **config: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        model_class = getattr(transformers, f"{name}ForCausalLM")
+        # A copy: configurations change their dicts.
+        return model_class(getattr(transformers, f"{name}Config")(**deepcopy({**shape, **config})))
+
+    return make
+
+
+_FAMILIES = {
+    "llama": _maker("Llama", _SHAPE, head_dim=16, **_rope()),
+    "qwen2": _maker(
+        "Qwen2",
+        _SHAPE,
+        use_sliding_window=True,
+        sliding_window=6,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        **_rope(1_000_000.0),
     ),
-    "qwen2": lambda: transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(
-            **_SHAPE,
-            use_sliding_window=True,
-            sliding_window=6,
-            layer_types=["full_attention", "sliding_attention", "full_attention"],
-            **_rope(1_000_000.0),
-        )
+    "qwen3": _maker("Qwen3", _SHAPE, head_dim=20, **_rope(1_000_000.0)),
+    "mistral": _maker("Mistral", _SHAPE, head_dim=24, sliding_window=7, **_rope()),
+    "gemma2": _maker(
+        "Gemma2",
+        _SHAPE,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=5,
+        attn_logit_softcapping=4.0,
+        **_rope(),
     ),
-    "qwen3": lambda: transformers.Qwen3ForCausalLM(
-        transformers.Qwen3Config(**_SHAPE, head_dim=20, **_rope(1_000_000.0))
-    ),
-    "mistral": lambda: transformers.MistralForCausalLM(
-        transformers.MistralConfig(**_SHAPE, head_dim=24, sliding_window=7, **_rope())
-    ),
-    "gemma2": lambda: transformers.Gemma2ForCausalLM(
-        transformers.Gemma2Config(
-            **_SHAPE,
-            head_dim=16,
-            query_pre_attn_scalar=16,
-            sliding_window=5,
-            attn_logit_softcapping=4.0,
-            **_rope(),
-        )
-    ),
-    "glm4": lambda: transformers.Glm4ForCausalLM(
-        transformers.Glm4Config(**_SHAPE, head_dim=16, **_rope(partial_rotary_factor=0.5))
-    ),
-    "smollm3": lambda: transformers.SmolLM3ForCausalLM(
-        transformers.SmolLM3Config(**_SHAPE, no_rope_layers=[1, 0, 1], **_rope())
-    ),
-    "gpt_oss": lambda: transformers.GptOssForCausalLM(
-        transformers.GptOssConfig(
-            **_SHAPE,
-            head_dim=16,
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            sliding_window=6,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-            rope_parameters={
-                "rope_type": "yarn",
-                "rope_theta": 10_000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 128,
-            },
-        )
+    "glm4": _maker("Glm4", _SHAPE, head_dim=16, **_rope(partial_rotary_factor=0.5)),
+    "smollm3": _maker("SmolLM3", _SHAPE, no_rope_layers=[1, 0, 1], **_rope()),
+    "gpt_oss": _maker(
+        "GptOss",
+        _SHAPE,
+        head_dim=16,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        **_rope(**_YARN),
     ),
 }
 
-_LEAN_SHAPE = {**_SHAPE, "hidden_size": 64, "head_dim": 32}
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+_FUSED_SHAPE = {**_SHAPE, "hidden_size": 64, "head_dim": 32}
 
-# Sizes that the C code takes: head dims that 32 divides, widths that 16 divides.
-_LEAN_FAMILIES: dict[str, Callable[[], Any]] = {
-    "llama": lambda: transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**_LEAN_SHAPE, attention_bias=True, **_rope())
-    ),
-    "qwen2": lambda: transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(**_LEAN_SHAPE, **_rope(1_000_000.0))
-    ),
-    "qwen3": lambda: transformers.Qwen3ForCausalLM(
-        transformers.Qwen3Config(**_LEAN_SHAPE, **_rope(1_000_000.0))
-    ),
-    "mistral": lambda: transformers.MistralForCausalLM(
-        transformers.MistralConfig(**_LEAN_SHAPE, sliding_window=7, **_rope())
-    ),
-    "smollm3": lambda: transformers.SmolLM3ForCausalLM(
-        transformers.SmolLM3Config(**_LEAN_SHAPE, no_rope_layers=[1, 0, 1], **_rope())
-    ),
-    "yarn": lambda: transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**_LEAN_SHAPE, **_rope(**_YARN))
-    ),
+# Sizes that the C code takes: head dims are multiples of 32, widths of 16.
+_FUSED_FAMILIES = {
+    "llama": _maker("Llama", _FUSED_SHAPE, attention_bias=True, **_rope()),
+    "qwen2": _maker("Qwen2", _FUSED_SHAPE, **_rope(1_000_000.0)),
+    "qwen3": _maker("Qwen3", _FUSED_SHAPE, **_rope(1_000_000.0)),
+    "mistral": _maker("Mistral", _FUSED_SHAPE, sliding_window=7, **_rope()),
+    "smollm3": _maker("SmolLM3", _FUSED_SHAPE, no_rope_layers=[1, 0, 1], **_rope()),
+    "yarn": _maker("Llama", _FUSED_SHAPE, **_rope(**_YARN)),
 }
 
 MAIN_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
@@ -114,27 +94,27 @@ FAMILIES = tuple(_FAMILIES)
 
 
 def tiny_model(family: str, seed: int = 0, loud: Mapping[int, float] | None = None) -> Any:
-    """A model whose attention matters: scores differ, norms are not ones, biases not zeros.
+    """Return a model whose attention matters: scores differ, norms are not 1, biases not 0.
 
     Args:
         family: one of `FAMILIES`.
-        seed: decides the weights.
-        loud: tokens that it writes more often than others, with a factor on their logits.
+        seed: of the weights.
+        loud: factors on the logits of some tokens, which it then writes more often.
     """
     torch.manual_seed(seed)
-    model = _drawn(_FAMILIES[family](), seed)
+    model = _with_random_weights(_FAMILIES[family](), seed)
     for token, factor in (loud or {}).items():
         model.get_output_embeddings().weight[token] *= factor
     return model
 
 
-def lean_model(family: str, seed: int = 0) -> Any:
-    """A model like `tiny_model`'s whose shape and sizes the lean forward takes."""
+def fused_model(family: str, seed: int = 0) -> Any:
+    """Return a model like `tiny_model`'s that fits the fused Llama forward."""
     torch.manual_seed(seed)
-    return _drawn(_LEAN_FAMILIES[family](), seed, spread=0.1)
+    return _with_random_weights(_FUSED_FAMILIES[family](), seed, spread=0.1)
 
 
-def _drawn(model: Any, seed: int, spread: float = 0.2) -> Any:
+def _with_random_weights(model: Any, seed: int, spread: float = 0.2) -> Any:
     model.eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
@@ -148,7 +128,7 @@ def _drawn(model: Any, seed: int, spread: float = 0.2) -> Any:
 
 
 def save_tiny(folder: Path, tokenizer: Any, context_len: int) -> str:
-    """Write a model that loads at once and says nonsense, with its tokenizer; returns its path."""
+    """Save a tiny random model with its tokenizer to ``folder`` and return its path."""
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -156,7 +136,7 @@ def save_tiny(folder: Path, tokenizer: Any, context_len: int) -> str:
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=context_len,
-        initializer_range=0.2,  # else attention says too little for the self-check in bfloat16
+        initializer_range=0.2,  # attention must matter, or validation in bfloat16 fails
     )
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hogwild_kernels import KernelArgumentError, move_kv, write_kv
-from oracle import turn
+from oracle import rotate
 
 IMPLS = ("reference", "cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -88,7 +88,7 @@ def test_a_move_turns_keys_and_copies_values_in_every_layer(
     before = [at(pages, source) for pages in (*k_pages, *v_pages)]
     move_kv(k_pages, v_pages, source, target, angle.cos().float(), angle.sin().float(), impl=impl)
     for layer in range(3):
-        turned = turn(before[layer], deltas, inv_freq)
+        turned = rotate(before[layer], deltas, inv_freq)
         torch.testing.assert_close(
             at(k_pages[layer], target).double(),
             turned,

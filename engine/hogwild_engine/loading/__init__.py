@@ -1,1 +1,1 @@
-"""From a model's name to a validated model that is ready to decode."""
+"""Load a model by name and validate it for decoding over the shared cache."""

@@ -1,4 +1,7 @@
-"""A text of several kinds on which a model shows how far its activations reach."""
+"""The text on which activations are measured before a model is quantized to int8."""
+
+from hogwild_engine.api.errors import NoChatTemplateError, RequestError
+from hogwild_engine.text.chat_template import ChatTemplate
 
 CALIBRATION_TEXT = """\
 <|user|> Please explain in a few sentences why the sky looks blue at noon and red in the evening.
@@ -25,3 +28,11 @@ def merge(left: list[int], right: list[int]) -> list[int]:
 2. 17 x 24 = 408, and 408 / 6 = 68. {"name": "Ada", "year": 1815, "tags": ["logic", "engines"]}
 Les chats dorment au soleil. Der Zug kommt um halb neun. Hoy hace mucho calor. 今天天气很好。
 """
+
+
+def calibration_ids(chat: ChatTemplate) -> list[int]:
+    """Return the text's token ids: as a user's message, or plain without a usable chat template."""
+    try:
+        return chat.render([{"role": "user", "content": CALIBRATION_TEXT}])
+    except (NoChatTemplateError, RequestError):
+        return chat.encode(CALIBRATION_TEXT)

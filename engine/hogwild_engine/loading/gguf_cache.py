@@ -1,8 +1,7 @@
-"""GGUF files as folders that transformers loads in a second or two, each converted once and kept.
+"""Convert each GGUF file once: keep it as a folder that transformers loads in a second or two.
 
-A folder's name depends on the file's path, size and time, on the dtype and on the release of
-transformers. Folders lie under ``$HOGWILD_CACHE``, else ``$XDG_CACHE_HOME/hogwild``, else
-``~/.cache/hogwild``; they may be deleted at any time.
+The folders are in ``$HOGWILD_CACHE``, else ``$XDG_CACHE_HOME/hogwild``, else ``~/.cache/hogwild``;
+they may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept."""
+    """Return the folder of all converted models."""
     if own := os.environ.get("HOGWILD_CACHE"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -27,18 +26,23 @@ def cache_folder() -> Path:
 
 
 def folder_for(file: Path, dtype: str) -> Path:
-    """The folder that holds ``file`` in ``dtype``, whether it exists yet or not."""
+    """Return the folder for ``file`` converted to ``dtype``, whether it exists yet or not.
+
+    Its name has a hash of the file's path, size and time, the dtype and the version of
+    transformers.
+    """
     import transformers
 
     stat = file.stat()
-    facts = (file.resolve(), stat.st_size, stat.st_mtime_ns, dtype, transformers.__version__)
-    digest = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
+    key = (file.resolve(), stat.st_size, stat.st_mtime_ns, dtype, transformers.__version__)
+    digest = hashlib.sha256("\n".join(map(str, key)).encode()).hexdigest()[:16]
     return cache_folder() / "converted" / f"{file.stem}-{dtype}-{digest}"
 
 
-def keep(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Write a model that came from GGUF to ``folder``, whole or not at all; a disk that refuses is
-    no error.
+def save(folder: Path, model: Any, tokenizer: Any) -> None:
+    """Write a model that was read from a GGUF file to ``folder``, atomically.
+
+    Logs a warning if the disk cannot be written.
     """
     from safetensors.torch import save_model
 
@@ -56,15 +60,14 @@ def keep(folder: Path, model: Any, tokenizer: Any) -> None:
         save_model(model, str(scratch / "model.safetensors"), metadata={"format": "pt"})
         scratch.rename(folder)
     except OSError as error:
-        if folder.is_dir():  # another process was faster
-            return
-        _log.warning("the converted model is not kept and will be converted again: %s", error)
+        if not folder.is_dir():  # else another process was faster
+            _log.warning("the converted model is not kept and will be converted again: %s", error)
     finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
 def discard(folder: Path, error: Exception) -> None:
-    """Remove a folder that cannot be loaded."""
-    _log.warning("the converted model in %s is damaged and is made anew: %s", folder, error)
+    """Remove a folder that transformers failed to load with ``error``."""
+    _log.warning("the converted model in %s is damaged and is converted again: %s", folder, error)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""From a loaded model to a forward pass that has been checked, its matrices packed."""
+"""`load_model`: from a model's name to a validated forward with packed matrices."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from typing import Any
 
 import torch
 
-from hogwild_engine.api.config import EngineConfig
+from hogwild_engine.api.config import EngineConfig, SamplingParams
 from hogwild_engine.api.errors import ConfigError, ModelRefusedError, require
 from hogwild_engine.cache.kv_cache import KVCache, LayerShape
-from hogwild_engine.loading import quantized, validation, weights
-from hogwild_engine.step import linear_packing
+from hogwild_engine.loading import quantized, rope_probe, validation
+from hogwild_engine.loading.calibration_text import calibration_ids
+from hogwild_engine.loading.model_config import context_len, default_sampling, end_tokens
+from hogwild_engine.loading.pretrained import Pretrained, load_pretrained
+from hogwild_engine.step import attention_hook, linear_packing
 from hogwild_engine.step.forward import Forward, TransformersForward
 from hogwild_engine.step.fused_llama import FusedLlamaForward
 from hogwild_engine.step.model_runner import ModelRunner
+from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_kernels import KernelArgumentError, prefill_implementation
 
 _log = logging.getLogger(__name__)
@@ -25,23 +29,34 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that may decode over a shared cache.
+    """A validated model, ready to decode over a shared cache.
 
     Args:
-        forward: its layers.
+        forward: runs its layers over the cache.
         shapes: what each layer stores.
-        windows: each layer's sliding window, ``None`` where it sees everything.
+        windows: the sliding window of each layer, ``None`` for full attention.
         context_len: tokens that a view may hold.
-        error: relative error of block-wise logits against the plain forward's.
-        prefill: which kernels attend for long feeds, as `hogwild_kernels` names them.
+        tokenizer: of transformers.
+        chat: its chat template, which also holds the end-of-turn ids.
+        default_sampling: the model's ``generation_config``.
+        validation_error: relative error of block-wise logits against a plain forward.
+        prefill: which kernels attend for long chunks, as `hogwild_kernels` names them.
     """
 
     forward: Forward
     shapes: list[LayerShape]
     windows: list[int | None]
     context_len: int
-    error: float
+    tokenizer: Any
+    chat: ChatTemplate
+    default_sampling: SamplingParams
+    validation_error: float
     prefill: str
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first layer."""
+        return self.shapes[0].device
 
 
 @contextmanager
@@ -58,56 +73,76 @@ def _named_by_setting() -> Iterator[None]:
 
 
 @_named_by_setting()
-def check(
-    model: Any, ids: Sequence[int], calibration: Sequence[int], config: EngineConfig
-) -> LoadedModel:
-    """Check ``model`` and pack it; it is used up.
+def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> LoadedModel:
+    """Load the model that ``config`` names, validate it and pack its matrices.
 
     Args:
-        model: a causal language model of transformers.
-        ids: the text of the checks, at least 24 tokens.
-        calibration: a text that shows how far activations reach, for quantization.
         config: the engine's settings.
+        pretrained: a model and tokenizer that are in memory already, used instead of
+            ``config.model``. Packing frees the model's own weights.
 
     Raises:
-        ConfigError: kernels that ``config`` asks for cannot run here, or the model is quantised
-            already and ``config`` asks for it again.
-        ModelRefusedError: a check failed.
+        ModelNotFoundError: no model has this name.
+        ModelError: the model cannot be loaded.
+        ModelRefusedError: the model failed a check.
+        ConfigError: the kernels that ``config`` asks for cannot run here, or it asks for
+            quantization of a model that is quantized already.
     """
-    method = quantized.method_of(model)
-    if method is not None:
-        wanted = f"'none' for a model that {method} has quantised already"
-        todo = "leave it out, or use a copy that is not quantised"
-        require(config.quantization == "none", "quantization", wanted, config.quantization, todo)
-    device = next(model.parameters()).device
-    try:
-        shapes, windows = validation.layer_shapes(model, device)
-    except RuntimeError as error:
-        if method is None:
-            raise
-        said = " ".join(str(error).split())[:300]
-        detail = f"its {method} layers do not run in {model.dtype}: {said}; try another dtype"
-        raise ModelRefusedError("forward", detail) from error
-    context_len = weights.context_len(model, windows)
-    validation.check_positions(model, ids, context_len)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    attention_hook.register()
+    model, tokenizer = pretrained or load_pretrained(config)
+    generation = model.generation_config
+    chat = ChatTemplate(tokenizer, config.model, end_tokens(generation, tokenizer))
+    ids = validation.validation_ids(chat, model.config.get_text_config().vocab_size)
+    shapes, windows = _layer_shapes(model, config)
+    length = context_len(model, windows)
+    validation.check_positions(model, ids, length)
     num_pages = validation.num_pages(config.page_size)
     asked = config.prefill_attention
     cache = KVCache(shapes, num_pages, config.page_size, config.attention, asked)
-    hooked = ModelRunner(TransformersForward(model), cache, windows)
-    fed = validation.check_logits(model, hooked, ids)
-    prefill = _prefill(model, hooked, ids, asked)
-    # The lean forward holds compiled attention of its own.
-    takes_lean = config.attention in ("auto", "native")
-    lean = _lean(model, hooked.cache, windows, ids, fed.logits) if takes_lean else None
-    reaches: linear_packing.Reaches = {}
+    unfused = ModelRunner(TransformersForward(model), cache, windows)
+    logits, error = validation.check_logits(model, unfused, ids)
+    prefill = _prefill(model, unfused, ids, asked)
+    # The fused forward always attends in C.
+    may_fuse = config.attention in ("auto", "native")
+    fused = _fused_llama(model, cache, windows, ids, logits) if may_fuse else None
+    absmax: linear_packing.ActivationAbsmax = {}
     if config.quantization == "int8":
-        with linear_packing.measured(model) as reaches:
-            validation.plain_logits(model, calibration)
-    if lean is None:
-        linear_packing.pack(model, config.quantization, reaches)
+        with linear_packing.recorded_absmax(model) as absmax:
+            validation.plain_logits(model, calibration_ids(chat))
+    if fused is None:
+        linear_packing.pack(model, config.quantization, absmax)
     else:
-        lean.pack(config.quantization, reaches)
-    return LoadedModel(lean or hooked.forward, shapes, windows, context_len, fed.error, prefill)
+        fused.pack(config.quantization, absmax)
+    return LoadedModel(
+        forward=fused or unfused.forward,
+        shapes=shapes,
+        windows=windows,
+        context_len=length,
+        tokenizer=tokenizer,
+        chat=chat,
+        default_sampling=default_sampling(generation),
+        validation_error=error,
+        prefill=prefill,
+    )
+
+
+def _layer_shapes(model: Any, config: EngineConfig) -> tuple[list[LayerShape], list[int | None]]:
+    """Return `rope_probe.layer_shapes` with errors that name a quantized model's method."""
+    method = quantized.method_of(model)
+    device = next(model.parameters()).device
+    if method is None:
+        return rope_probe.layer_shapes(model, device)
+    wanted = f"'none' for a model that {method} has quantized already"
+    todo = "leave it out, or use a copy that is not quantized"
+    require(config.quantization == "none", "quantization", wanted, config.quantization, todo)
+    try:
+        return rope_probe.layer_shapes(model, device)
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:300]
+        detail = f"its {method} layers do not run in {model.dtype}: {said}; try another dtype"
+        raise ModelRefusedError("forward", detail) from error
 
 
 def _prefill(model: Any, hooked: ModelRunner, ids: Sequence[int], asked: str) -> str:
@@ -126,23 +161,25 @@ def _prefill(model: Any, hooked: ModelRunner, ids: Sequence[int], asked: str) ->
     return asked
 
 
-def _lean(
+def _fused_llama(
     model: Any,
     cache: KVCache,
     windows: list[int | None],
     ids: Sequence[int],
-    hooked: torch.Tensor,
+    expected: torch.Tensor,
 ) -> FusedLlamaForward | None:
-    """The lean forward where the model has its shape and it gives the hooked one's logits."""
+    """Return the fused forward if the model has the Llama shape and the logits agree."""
     shapes = list(cache.shapes)
     if not FusedLlamaForward.fits(model, shapes):
         return None
-    lean = FusedLlamaForward(model, shapes, windows)
-    error = validation.fused_error(ModelRunner(lean, cache, windows), hooked, ids)
+    fused = FusedLlamaForward(model, shapes, windows)
+    error = validation.fused_error(ModelRunner(fused, cache, windows), expected, ids)
     bound = validation.FUSED_BOUND[shapes[0].dtype]
     if error < bound:
-        return lean
+        return fused
     _log.info(
-        "the lean forward is off by %.2g, wanted under %.2g: transformers' own runs", error, bound
+        "transformers' forward runs: the fused Llama forward is off by %.2g, wanted under %.2g",
+        error,
+        bound,
     )
     return None

@@ -1,4 +1,4 @@
-"""Weights that another library quantised: which, and what has to be installed to load them."""
+"""Models that another library quantized: which method, and which packages it needs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PACKAGES = {
     "quanto": ("optimum-quanto",),
     "torchao": ("torchao",),
 }
-"""What transformers needs for a method beside itself. Others have none, or are told by its own
-errors.
+"""Packages that transformers needs for a method. Other methods need none, or transformers' own
+errors name them.
 """
 
 
 def stated_method(config: Any) -> str | None:
-    """How the weights of a model with this configuration are quantised; ``None``: they are not."""
+    """Return the quantization method of a model's configuration, ``None`` if it has none."""
     stated = getattr(config, "quantization_config", None)
     if stated is None:
         return None
@@ -33,7 +33,9 @@ def stated_method(config: Any) -> str | None:
 
 
 def method_of(model: Any) -> str | None:
-    """How a loaded model is quantised; ``None`` where it is not, or no longer."""
+    """Return the quantization method of a loaded model, ``None`` if it is not quantized or was
+    dequantized when it was loaded.
+    """
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is None or getattr(quantizer.quantization_config, "dequantize", False):
         return None
@@ -41,21 +43,23 @@ def method_of(model: Any) -> str | None:
 
 
 def require_loadable(model: str, method: str) -> None:
-    """Refuse what transformers would load as if it were not quantised, or not at all.
+    """Raise an error if transformers cannot load such weights.
+
+    Without this check it ignores a method that it does not know and loads noise.
 
     Args:
         model: its name, for the error.
         method: from `stated_method`.
 
     Raises:
-        ModelError: transformers knows no such method, or a package is not installed.
+        ModelError: transformers does not know the method, or a package is not installed.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
     known = {name.removesuffix("_4bit").removesuffix("_8bit") for name in AUTO_QUANTIZER_MAPPING}
     if method not in known:
-        wanted = "weights that are quantised in a way that transformers knows"
-        todo = f"it is quantised by {method!r}; use another copy of it, or a newer transformers"
+        wanted = "weights that are quantized in a way that transformers knows"
+        todo = f"it is quantized by {method!r}; use another copy of it, or a newer transformers"
         raise ModelError(complaint("model", wanted, model, todo))
     missing = [package for package in PACKAGES.get(method, ()) if not _installed(package)]
     if missing:

@@ -1,101 +1,60 @@
-"""What a model must show at load before it may decode over a shared cache. No family is trusted by
-its name.
-"""
+"""Validate a model at load: its logits over several blocks must equal those of a plain forward."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from hogwild_engine.api.errors import ModelRefusedError
-from hogwild_engine.cache import rope
 from hogwild_engine.cache.block import Block
-from hogwild_engine.cache.kv_cache import LayerShape
-from hogwild_engine.step import attention_hook
+from hogwild_engine.step.attention_hook import ATTENTION_NAME
 from hogwild_engine.step.batch import Chunk, build_batch
 from hogwild_engine.step.model_runner import ModelRunner
+from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_kernels import BlockRead
 
+VALIDATION_TEXT = (
+    "Two people can paint a fence faster than one if each of them sees which boards the other "
+    "has painted already, and so can three or four."
+)
 BLOCK_LENGTHS = (5, 7, 12)
-PROBE_POSITIONS = (0, 1, 2, 3, 5, 9, 17, 40)
+NUM_TOKENS = sum(BLOCK_LENGTHS)
 
 LOGIT_BOUND = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 """Largest relative error (norm of the difference over norm) of block-wise against plain logits."""
 
-ROTATION_BOUND = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
-"""Largest relative error of a key against the rotation that is assumed for it."""
-
 POSITION_BOUND = {torch.float32: 2e-2, torch.bfloat16: 2e-1, torch.float16: 5e-2}
-"""Largest relative error of logits far into the context; angles lose precision there."""
+"""Largest relative error of logits at the end of the context, where angles lose precision."""
 
 FUSED_BOUND = {torch.float32: 1e-5, torch.bfloat16: 6e-2}
-"""Largest relative error of the lean forward's logits against those of the hooked one; in bfloat16
-each is about half of that away from float32.
+"""Largest relative error of the fused Llama forward against transformers' forward; in bfloat16 each
+of them differs from float32 by about half of that.
 """
 
 CONTROL_FACTOR = 10
-"""A wrong rotation must miss the plain logits by this many times what the right one does."""
+"""Without the rotation by deltas, the error must be at least this many times larger."""
 
 
-def layer_shapes(model: Any, device: torch.device) -> tuple[list[LayerShape], list[int | None]]:
-    """What each layer stores, and its sliding window, measured by a probe.
-
-    Raises:
-        ModelRefusedError: attention does not go through transformers' interface, or rotates in an
-            unknown way.
-    """
-    probe = attention_hook.RopeProbe()
-    token = _token(model)
-    positions = torch.tensor([PROBE_POSITIONS], device=device)
-    model.set_attn_implementation(attention_hook.ATTENTION_NAME)
-    ids = torch.full_like(positions, token)
-    with torch.inference_mode():
-        model(input_ids=ids, position_ids=positions, use_cache=False, hogwild=probe)
-    num_layers = model.config.get_text_config().num_hidden_layers
-    if len(probe.keys) != num_layers:
-        detail = (
-            f"{len(probe.keys)} of {num_layers} layers called the attention interface; "
-            "wanted all: use a model whose every layer is attention"
-        )
-        raise ModelRefusedError("attention interface", detail)
-    bound = ROTATION_BOUND[probe.keys[0].dtype]
-    rotations = rope.measure(probe.keys, PROBE_POSITIONS, model, bound)
-    shapes = [
-        LayerShape(key.shape[1], key.shape[2], key.device, key.dtype, rotation)
-        for key, rotation in zip(probe.keys, rotations, strict=True)
-    ]
-    return shapes, probe.windows
+def validation_ids(chat: ChatTemplate, vocab_size: int) -> list[int]:
+    """Return `NUM_TOKENS` token ids, repeated or wrapped where the tokenizer is an odd one."""
+    ids = chat.encode(VALIDATION_TEXT) * NUM_TOKENS
+    return [index % vocab_size for index in ids[:NUM_TOKENS]]
 
 
 def check_positions(model: Any, ids: Sequence[int], context_len: int) -> None:
-    """A text far into the context must give what it gives at the start: attention depends on
-    distances alone, or block-local positions would be wrong.
+    """Check that logits depend on distances alone: the same text at the start and at the end of the
+    context must have the same logits. Block-local positions rely on it.
 
     Raises:
-        ModelRefusedError: positions matter in another way, by a scale that grows with them, say.
+        ModelRefusedError: absolute positions matter, for example in a scale that grows with them.
     """
-    ids = list(ids)[: sum(BLOCK_LENGTHS)]
     shift = context_len - len(ids)
     if shift <= 0:
         return
-    model.set_attn_implementation("eager")
-    device = next(model.parameters()).device
-    positions = torch.arange(len(ids), device=device)[None]
-    with torch.inference_mode():
-        near, far = (
-            model(
-                input_ids=torch.tensor([ids], device=device),
-                position_ids=positions + start,
-                use_cache=False,
-            )
-            .logits[0]
-            .float()
-            for start in (0, shift)
-        )
-    model.set_attn_implementation(attention_hook.ATTENTION_NAME)
-    error, bound = _relative(far, near), POSITION_BOUND[model.dtype]
+    at_start, at_end = (plain_logits(model, ids, first) for first in (0, shift))
+    error, bound = _relative_error(at_end, at_start), POSITION_BOUND[model.dtype]
     if not error < bound:
         detail = (
             f"logits at position {shift} differ from those at 0 by {error:.2g} (relative), wanted "
@@ -105,38 +64,32 @@ def check_positions(model: Any, ids: Sequence[int], context_len: int) -> None:
 
 
 def num_pages(page_size: int) -> int:
-    """Pages that `check_logits` fills."""
+    """Return the pages that `check_logits` fills."""
     return sum(-(-length // page_size) for length in BLOCK_LENGTHS)
-
-
-class Blockwise(NamedTuple):
-    """Logits of a text that was fed in blocks, float32 ``[T, V]``, and their relative error against
-    the plain forward's.
-    """
-
-    logits: torch.Tensor
-    error: float
 
 
 def check_logits(
     model: Any, runner: ModelRunner, ids: Sequence[int], *, long: bool = False
-) -> Blockwise:
-    """Feed a text in three blocks of two pieces each and compare with one plain forward.
+) -> tuple[torch.Tensor, float]:
+    """Encode a text in three blocks, each in two chunks, and compare with one plain forward.
 
     Args:
         model: the model that the runner runs.
         runner: runs it over the cache.
-        ids: at least 24 token ids.
-        long: let the kernels for long feeds attend.
+        ids: `NUM_TOKENS` token ids.
+        long: attend with the kernels for long prompts.
+
+    Returns:
+        The logits, float32 ``[T, V]``, and their relative error.
 
     Raises:
-        ModelRefusedError: the logits differ, or a wrong rotation goes unnoticed.
+        ModelRefusedError: the logits differ, or are as good without the rotation by deltas, so that
+            the comparison proves nothing.
     """
-    ids = list(ids)[: sum(BLOCK_LENGTHS)]
     plain = plain_logits(model, ids)
     bound = LOGIT_BOUND[runner.cache.shapes[0].dtype]
-    logits = _blockwise(runner, ids, turned=True, long=long)
-    error = _relative(logits, plain)
+    logits = _blockwise(runner, ids, long=long)
+    error = _relative_error(logits, plain)
     if not error < bound:
         detail = (
             f"logits over three blocks differ from the plain forward by {error:.2g} (relative), "
@@ -144,35 +97,42 @@ def check_logits(
         )
         raise ModelRefusedError("logits", detail)
     if any(shape.rotation.inv_freq for shape in runner.cache.shapes):
-        wrong = _relative(_blockwise(runner, ids, turned=False, long=long), plain)
+        wrong = _relative_error(_blockwise(runner, ids, rotates=False, long=long), plain)
         if not wrong > CONTROL_FACTOR * error:
             detail = (
                 f"without the extra rotation logits differ by {wrong:.2g}, with it by {error:.2g}: "
                 f"the check cannot tell them apart tenfold; load it with dtype='float32'"
             )
             raise ModelRefusedError("control", detail)
-    return Blockwise(logits, error)
+    return logits, error
 
 
-def plain_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """Logits of one plain forward with transformers' own attention, float32 ``[T, V]``."""
+def plain_logits(model: Any, ids: Sequence[int], first_position: int = 0) -> torch.Tensor:
+    """Return the logits of a forward with transformers' own attention, float32 ``[T, V]``."""
+    tokens = torch.tensor([list(ids)], device=next(model.parameters()).device)
+    positions = torch.arange(first_position, first_position + len(ids), device=tokens.device)
     model.set_attn_implementation("eager")
     try:
         with torch.inference_mode():
-            tokens = torch.tensor([list(ids)], device=next(model.parameters()).device)
-            return model(input_ids=tokens, use_cache=False).logits[0].float()
+            out = model(input_ids=tokens, position_ids=positions[None], use_cache=False)
+            return out.logits[0].float()
     finally:
-        model.set_attn_implementation(attention_hook.ATTENTION_NAME)
+        model.set_attn_implementation(ATTENTION_NAME)
 
 
-def fused_error(lean: ModelRunner, hooked: torch.Tensor, ids: Sequence[int]) -> float:
-    """Relative error of the lean forward's logits against the hooked one's over the same blocks."""
-    ids = list(ids)[: sum(BLOCK_LENGTHS)]
-    return _relative(_blockwise(lean, ids, turned=True), hooked)
+def fused_error(fused: ModelRunner, expected: torch.Tensor, ids: Sequence[int]) -> float:
+    """Return the relative error of the fused Llama forward over the same blocks.
+
+    Args:
+        fused: runs the fused forward.
+        expected: logits of transformers' forward, from `check_logits`.
+        ids: as in `check_logits`.
+    """
+    return _relative_error(_blockwise(fused, ids), expected)
 
 
 def _blockwise(
-    runner: ModelRunner, ids: list[int], *, turned: bool, long: bool = False
+    runner: ModelRunner, ids: Sequence[int], *, rotates: bool = True, long: bool = False
 ) -> torch.Tensor:
     blocks: list[Block] = []
     logits = []
@@ -187,8 +147,8 @@ def _blockwise(
                 batch = build_batch([[Chunk(blocks[-1], start - done, stop - start, blocks)]])
                 batch.logit_indices = list(range(stop - start))
                 batch.long_chunks = [range(stop - start)] if long else []
-                if not turned:
-                    batch.reads = [_unturned(read) for read in batch.reads]
+                if not rotates:
+                    batch.reads = [_without_rotation(read) for read in batch.reads]
                 logits.append(runner.run(batch).float())
     finally:
         for block in blocks:
@@ -196,13 +156,9 @@ def _blockwise(
     return torch.cat(logits)
 
 
-def _unturned(read: BlockRead) -> BlockRead:
+def _without_rotation(read: BlockRead) -> BlockRead:
     return read._replace(deltas=[0] * len(read.deltas))
 
 
-def _relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
+def _relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((got - wanted).norm() / wanted.norm())
-
-
-def _token(model: Any) -> int:
-    return min(100, model.config.get_text_config().vocab_size - 1)

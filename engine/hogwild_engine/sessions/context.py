@@ -14,7 +14,7 @@ from hogwild_engine.cache.prefix_cache import Prefix
 from hogwild_engine.sessions.budget import STEP_MARGIN, Budget, SessionLimits
 from hogwild_engine.sessions.final_prompt import answer_constraint, final_prompt_text
 from hogwild_engine.sessions.pending_tokens import PendingTokens
-from hogwild_engine.step.sampling import Sampling
+from hogwild_engine.step.sampling import ResolvedSampling
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.prompt import Prompt, make_prompt
 
@@ -48,7 +48,7 @@ class SessionContext:
         self,
         request: Request,
         chat: ChatTemplate,
-        sampling: Sampling,
+        sampling: ResolvedSampling,
         cache: KVCache,
         limits: SessionLimits,
     ) -> None:

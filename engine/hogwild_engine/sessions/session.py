@@ -17,7 +17,7 @@ from hogwild_engine.sessions.phase import FinishedPhase, Phase
 from hogwild_engine.sessions.waiting import WaitingPhase
 from hogwild_engine.sessions.writer import Draft
 from hogwild_engine.step.batch import Chunk
-from hogwild_engine.step.sampling import SampledToken, Sampling, SamplingRow
+from hogwild_engine.step.sampling import ResolvedSampling, SampledToken, SamplingRow
 from hogwild_engine.text.chat_template import ChatTemplate
 
 
@@ -59,7 +59,7 @@ class Session:
         self,
         request: Request,
         chat: ChatTemplate,
-        sampling: Sampling,
+        sampling: ResolvedSampling,
         cache: KVCache,
         limits: SessionLimits,
     ) -> None:

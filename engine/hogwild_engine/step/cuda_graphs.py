@@ -1,7 +1,7 @@
-"""Decode passes as CUDA graphs: a pass of a size that was seen before is one launch.
+"""Decode steps as CUDA graphs: a step of a size that was captured before is one launch.
 
-Sizes are rounded up, so that few graphs serve all decode passes. A graph reads one buffer of
-integers and leaves its logits in another; everything else that it touches is weights and cache.
+Sizes are rounded up, so that a few graphs serve all decode steps. A graph reads one buffer of
+integers and writes its logits to another; everything else that it touches is weights and cache.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from hogwild_engine.step.packed_batch import Sizes, pack
 
 _log = logging.getLogger(__name__)
 
-MAX_ROWS = 32
-MAX_ENTRIES = 128
-"""Passes with more of either run uncaptured: they take long enough to hide their launches."""
+MAX_QUERY_TOKENS = 32
+MAX_BLOCK_READS = 128
+"""Larger batches run without a graph: they take long enough to hide their kernel launches."""
 
-Work = Callable[[], torch.Tensor]
+Step = Callable[[], torch.Tensor]
 RunPacked = Callable[[torch.Tensor, Sizes], torch.Tensor]
 
 
-class Captured(NamedTuple):
-    """A pass that can be run again: fill ``numbers``, replay, read ``logits``."""
+class CapturedStep(NamedTuple):
+    """A captured step: copy to ``numbers``, call ``replay``, read ``logits``."""
 
     numbers: torch.Tensor
     logits: torch.Tensor
@@ -34,83 +34,84 @@ class Captured(NamedTuple):
 
 
 class DecodeGraphs:
-    """Graphs of the passes that one runner ran, one a rounded size.
+    """The graphs of one runner, one for each rounded size.
 
     Args:
-        device: where all layers are.
-        capture: turns work into the tensor that it writes and something that does it again.
+        device: the device of all layers.
+        capture: runs a step, and returns its output tensor and a function that replays it.
     """
 
     def __init__(
         self,
         device: torch.device,
-        capture: Callable[[Work], tuple[torch.Tensor, Callable[[], object]]],
+        capture: Callable[[Step], tuple[torch.Tensor, Callable[[], object]]],
     ) -> None:
         self._device = device
         self._capture = capture
-        self._captured: dict[Sizes, Captured] = {}
+        self._captured: dict[Sizes, CapturedStep] = {}
         self._works = True
 
     def run(self, batch: Batch, run: RunPacked) -> torch.Tensor | None:
-        """The logits of the batch's sampled rows; ``None`` where the batch must run uncaptured.
+        """Return the logits of the batch's sampled tokens, ``None`` if it must run without a graph.
 
         Args:
             batch: what to run.
-            run: runs a batch's packed numbers of any size.
+            run: runs the packed numbers of a batch of any size.
         """
         needed = Sizes.of(batch)
-        if not self._works or needed.rows > MAX_ROWS or needed.entries >= MAX_ENTRIES:
+        too_large = needed.rows > MAX_QUERY_TOKENS or needed.entries >= MAX_BLOCK_READS
+        if not self._works or too_large:
             return None
         sizes = rounded_up(needed)
         numbers = pack(batch, sizes)
         if sizes not in self._captured:
             try:
-                self._captured[sizes] = self._captured_pass(numbers, sizes, run)
+                self._captured[sizes] = self._capture_step(numbers, sizes, run)
             except RuntimeError as error:
                 self._works = False
-                _log.warning("decode runs without CUDA graphs, this model defies them: %s", error)
+                _log.warning("decode runs without CUDA graphs: capture failed: %s", error)
                 return None
         captured = self._captured[sizes]
         captured.numbers.copy_(numbers)
         captured.replay()
         return captured.logits[: needed.sampled].clone()
 
-    def _captured_pass(self, numbers: torch.Tensor, sizes: Sizes, run: RunPacked) -> Captured:
-        # The batch's own numbers: passes that warm up write the same keys as the one that counts.
-        kept = numbers.to(self._device, copy=True)
-        logits, replay = self._capture(lambda: run(kept, sizes))
-        return Captured(kept, logits, replay)
+    def _capture_step(self, numbers: torch.Tensor, sizes: Sizes, run: RunPacked) -> CapturedStep:
+        # Capture on the batch's own numbers: warm-up runs then write the same keys to the cache.
+        buffer = numbers.to(self._device, copy=True)
+        logits, replay = self._capture(lambda: run(buffer, sizes))
+        return CapturedStep(buffer, logits, replay)
 
 
 class CudaCapture:
-    """Captures work as a CUDA graph. All graphs share one memory pool: they never run at once."""
+    """Captures a step as a CUDA graph. All graphs share a memory pool: only one runs at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, work: Work) -> tuple[torch.Tensor, Callable[[], object]]:
+    def __call__(self, step: Step) -> tuple[torch.Tensor, Callable[[], object]]:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(2):  # kernels are compiled and workspaces made outside of the graph
-                work()
+            for _ in range(2):  # compile kernels and allocate workspaces outside of the graph
+                step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            output = work()
+            output = step()
         return output, graph.replay
 
 
 def rounded_up(sizes: Sizes) -> Sizes:
-    """The size that a pass is padded to: powers of two, and one entry for spare pairs."""
+    """Round up to powers of two; one block read more, for the pairs that are padding."""
     return Sizes(
-        rows=_power(sizes.rows, 1),
-        sampled=_power(sizes.rows, 1),
-        entries=_power(sizes.entries + 1, 8),
-        pages=_power(sizes.pages, 16),
-        pairs=_power(sizes.pairs, 16),
+        rows=_power_of_two(sizes.rows, 1),
+        sampled=_power_of_two(sizes.rows, 1),
+        entries=_power_of_two(sizes.entries + 1, 8),
+        pages=_power_of_two(sizes.pages, 16),
+        pairs=_power_of_two(sizes.pairs, 16),
     )
 
 
-def _power(number: int, least: int) -> int:
-    return max(least, 1 << (number - 1).bit_length())
+def _power_of_two(number: int, minimum: int) -> int:
+    return max(minimum, 1 << (number - 1).bit_length())

@@ -1,4 +1,4 @@
-"""The layers of a model over the shared cache: what a forward pass is, and transformers' own."""
+"""The forward of a model over the shared cache: its interface, and transformers' own."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from hogwild_engine.step.attention_hook import ATTENTION_NAME, StepTensors
 
 
 class Forward(Protocol):
-    """The layers of a model over the shared cache."""
+    """Run a model over the shared cache."""
 
     def __call__(
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
         tensors: StepTensors,
-        keep: torch.Tensor,
+        logit_indices: torch.Tensor,
     ) -> torch.Tensor:
-        """Write all rows' keys and values and give the logits of the kept ones.
+        """Write the keys and values of all query tokens and return the logits of some of them.
 
         Args:
-            tokens: token id of each row, int64 ``[T]`` on the first layer's device.
-            positions: block-local position of each row, int64 ``[T]``.
-            tensors: where rows are written and what they read.
-            keep: rows whose logits are wanted, int64 ``[R]``.
+            tokens: token ids, int64 ``[T]`` on the first layer's device.
+            positions: block-local positions, int64 ``[T]``.
+            tensors: the slots that keys and values go to, and the blocks that each token reads.
+            logit_indices: tokens whose logits are wanted, int64 ``[R]``.
 
         Returns:
             ``[R, V]``.
@@ -34,7 +34,7 @@ class Forward(Protocol):
 
 
 class TransformersForward:
-    """An unmodified transformers model, its attention implementation switched to ours."""
+    """An unmodified transformers model with our attention implementation."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -46,12 +46,12 @@ class TransformersForward:
         tokens: torch.Tensor,
         positions: torch.Tensor,
         tensors: StepTensors,
-        keep: torch.Tensor,
+        logit_indices: torch.Tensor,
     ) -> torch.Tensor:
         return self._model(
             input_ids=tokens[None],
             position_ids=positions[None],
-            logits_to_keep=keep,
+            logits_to_keep=logit_indices,
             use_cache=False,
             hogwild=tensors,
         ).logits[0]

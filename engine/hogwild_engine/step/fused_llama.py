@@ -1,8 +1,8 @@
-"""A forward pass of the Llama shape without module calls: fused matrices, and all layers in one
-call of the C code where it has the matrices too.
+"""The fused Llama forward: the decoder layers of models of the Llama shape, without module calls.
 
-Whether a model has this shape is read off its modules, and shown by its logits (selfcheck.py); its
-name plays no part. Models of other shapes run through transformers' own forward (forward.py).
+Matrices are fused (QKV, gate and up), and all layers are one call of the C code if it has all
+matrices. A model has this shape if its modules say so (`FusedLlamaForward.fits`) and its logits
+agree (loading/load.py); its name does not matter. Other models use `TransformersForward`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from hogwild_engine.cache.kv_cache import LayerShape
 from hogwild_engine.cache.rope import Rotation
 from hogwild_engine.step.attention_hook import StepTensors
 from hogwild_engine.step.linear_layers import NativeInt8Linear, NativeLinear
-from hogwild_engine.step.linear_packing import Quantization, Reaches, is_plain, matrix
+from hogwild_engine.step.linear_packing import (
+    ActivationAbsmax,
+    Quantization,
+    is_plain,
+    pack_linear,
+)
 from hogwild_kernels.cpu import c_backend, decoder_layers
 
 _MODEL = {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -28,18 +33,17 @@ _ATTENTION = {*_PROJECTIONS, "o_proj"}
 _HEAD_NORMS = {"q_norm", "k_norm"}
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
-
-_Turns = dict[Rotation, tuple[torch.Tensor, torch.Tensor]]
-
-
-def _norm(module: Any) -> decoder_layers.Norm:
-    eps = getattr(module, "variance_epsilon", None) or module.eps
-    return decoder_layers.Norm(module.weight.detach(), float(eps))
+_CosSin = dict[Rotation, tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass
 class Layer:
-    """One decoder layer. Matrices are callables, modules once they are packed."""
+    """One decoder layer. Matrices are callables; after `FusedLlamaForward.pack` they are modules.
+
+    Args:
+        head_norms: weights of the RMS norms of queries and keys, and their epsilon.
+        scale: factor on attention scores.
+    """
 
     qkv: Any
     out: Any
@@ -52,9 +56,9 @@ class Layer:
 
 
 class FusedLlamaForward:
-    """Runs a pass of a model that has the Llama shape, on the CPU.
+    """Runs the forward of a model of the Llama shape on the CPU.
 
-    Matrices are plain, over the model's own weights, until `pack` is called.
+    It uses the model's own weights until `pack` is called.
 
     Args:
         model: a causal language model that `fits`.
@@ -68,27 +72,27 @@ class FusedLlamaForward:
         kinds = [(shape.rotation, window) for shape, window in zip(shapes, windows, strict=True)]
         views = list(dict.fromkeys(kinds))
         self._view_of_layer = [views.index(kind) for kind in kinds]
-        self._first_of_view = [kinds.index(kind) for kind in views]
+        self._first_layer_of_view = [kinds.index(kind) for kind in views]
         self._modules = list(model.model.layers)
         self._embedding: torch.Tensor = model.get_input_embeddings().weight.detach()
         self._norm = _norm(model.model.norm)
-        self._head: Any = model.get_output_embeddings()
-        self._turn_scale = float(getattr(model.model.rotary_emb, "attention_scaling", 1.0))
+        self._lm_head: Any = model.get_output_embeddings()
+        self._rope_scale = float(getattr(model.model.rotary_emb, "attention_scaling", 1.0))
         self._layers = [_plain_layer(module) for module in self._modules]
-        self._space = _Space(0, self._embedding.dtype)
+        self._buffers = _ActivationBuffers(0, self._embedding.dtype)
         self._in_c: decoder_layers.Layers | None = None
 
     @staticmethod
     def fits(model: Any, shapes: list[LayerShape]) -> bool:
-        """Whether the modules are those of the Llama shape, in sizes that the C code takes."""
-        base, head = getattr(model, "model", None), model.get_output_embeddings()
-        if c_backend.build_error() or not isinstance(base, nn.Module) or not is_plain(head):
+        """Return whether the modules have the Llama shape, in sizes that the C code takes."""
+        base, lm_head = getattr(model, "model", None), model.get_output_embeddings()
+        if c_backend.build_error() or not isinstance(base, nn.Module) or not is_plain(lm_head):
             return False
         if _names(base) != _MODEL or type(base.embed_tokens) is not nn.Embedding:
             return False
         if {weight.dtype for weight in base.parameters()} != {shape.dtype for shape in shapes}:
             return False
-        stored = all(
+        cache_fits = all(
             shape.device.type == "cpu"
             and shape.dtype in c_backend.DTYPES
             and shape.head_dim % 32 == 0
@@ -97,26 +101,26 @@ class FusedLlamaForward:
             for shape in shapes
         )
         layers: Any = base.layers
-        return stored and head.bias is None and all(map(_layer_fits, layers, shapes))
+        return cache_fits and lm_head.bias is None and all(map(_layer_fits, layers, shapes))
 
-    def pack(self, quantization: Quantization, reaches: Reaches) -> None:
+    def pack(self, quantization: Quantization, absmax: ActivationAbsmax) -> None:
         """Fuse and pack the matrices; the model's own weights are freed, layer by layer.
 
         Args:
-            quantization: see `hogwild_engine.step.linear_packing.matrix`.
-            reaches: from `hogwild_engine.step.linear_packing.measured`.
+            quantization: see `hogwild_engine.step.linear_packing.pack_linear`.
+            absmax: from `hogwild_engine.step.linear_packing.recorded_absmax`.
         """
         for layer, module in zip(self._layers, self._modules, strict=True):
             attention, mlp = module.self_attn, module.mlp
-            rows = [getattr(attention, name) for name in _PROJECTIONS]
-            layer.qkv = _fused(rows, quantization, reaches)
-            layer.out = _fused([attention.o_proj], quantization, reaches)
-            layer.gate_up = _fused([mlp.gate_proj, mlp.up_proj], quantization, reaches)
-            layer.down = _fused([mlp.down_proj], quantization, reaches)
-        reach = reaches.get(self._head)
-        self._head = matrix(self._head.weight, None, quantization, reach)
+            projections = [getattr(attention, name) for name in _PROJECTIONS]
+            layer.qkv = _fuse(projections, quantization, absmax)
+            layer.out = _fuse([attention.o_proj], quantization, absmax)
+            layer.gate_up = _fuse([mlp.gate_proj, mlp.up_proj], quantization, absmax)
+            layer.down = _fuse([mlp.down_proj], quantization, absmax)
+        lm_head = self._lm_head
+        self._lm_head = pack_linear(lm_head.weight, None, quantization, absmax.get(lm_head))
         self._modules.clear()
-        self._in_c = self._compiled()
+        self._in_c = self._layers_in_c()
 
     @torch.inference_mode()
     def __call__(
@@ -124,28 +128,32 @@ class FusedLlamaForward:
         tokens: torch.Tensor,
         positions: torch.Tensor,
         tensors: StepTensors,
-        keep: torch.Tensor,
+        logit_indices: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits ``[R, V]`` of the kept rows; see `hogwild_engine.step.forward.Forward`."""
+        """See `hogwild_engine.step.forward.Forward`."""
         x = nn.functional.embedding(tokens, self._embedding)
-        turns = {rotation: self._turn(rotation, positions) for rotation in self._rotations}
+        cos_sin = {rotation: self._cos_sin(rotation, positions) for rotation in self._rotations}
         slots = tensors.slots[self._shapes[0].device]
-        if len(tokens) != self._space.num_rows:
-            self._space = _Space(len(tokens), x.dtype)
+        if len(tokens) != self._buffers.num_tokens:
+            self._buffers = _ActivationBuffers(len(tokens), x.dtype)
         if self._in_c is not None and len(tokens) <= self._in_c.max_rows:
-            y = self._run_in_c(self._in_c, x, turns, slots, tensors)
+            y = self._run_in_c(self._in_c, x, cos_sin, slots, tensors)
         else:
-            y = self._run(x, turns, slots, tensors)
-        h = self._space.get("h", x.shape[1])
+            y = self._run(x, cos_sin, slots, tensors)
+        h = self._buffers.get("h", x.shape[1])
         c_backend.add_norm(x, y, self._norm.weight, self._norm.eps, h)
-        return self._head(h[keep])
+        return self._lm_head(h[logit_indices])
 
     def _run(
-        self, x: torch.Tensor, turns: _Turns, slots: torch.Tensor, tensors: StepTensors
+        self, x: torch.Tensor, cos_sin: _CosSin, slots: torch.Tensor, tensors: StepTensors
     ) -> torch.Tensor | None:
-        """Take ``x`` through the layers, in place; gives what the last one adds to it."""
-        space = self._space
-        h, y = space.get("h", x.shape[1]), None
+        """Run the layers on ``x`` in place, one operation at a time.
+
+        Returns:
+            What the last layer adds to ``x``: each sum is fused with the norm that follows it.
+        """
+        buffers = self._buffers
+        h, y = buffers.get("h", x.shape[1]), None
         for index, (layer, shape) in enumerate(zip(self._layers, self._shapes, strict=True)):
             keys, values = tensors.cache.layers[index]
             c_backend.add_norm(x, y, layer.before_attention.weight, layer.before_attention.eps, h)
@@ -153,16 +161,16 @@ class FusedLlamaForward:
             width = qkv.shape[1] - 2 * shape.num_kv_heads * shape.head_dim
             q = qkv[:, :width].unflatten(1, (-1, shape.head_dim))
             table = tensors.tables[index]
-            job, work = c_backend.job_for(q, keys, values, table, layer.scale)
+            params, workspace = c_backend.job_for(q, keys, values, table, layer.scale)
             c_backend.rotate_write(
-                job, qkv, layer.head_norms, *turns[shape.rotation], slots, keys, values
+                params, qkv, layer.head_norms, *cos_sin[shape.rotation], slots, keys, values
             )
-            read = space.get("read", width)
-            c_backend.attend(job, q, keys, values, None, read, space.lse(q.shape[1]), work)
-            y = layer.out(read)
+            out, lse = buffers.get("read", width), buffers.lse(q.shape[1])
+            c_backend.attend(params, q, keys, values, None, out, lse, workspace)
+            y = layer.out(out)
             c_backend.add_norm(x, y, layer.before_mlp.weight, layer.before_mlp.eps, h)
             gate_up = layer.gate_up(h)
-            active = space.get("active", gate_up.shape[1] // 2)
+            active = buffers.get("active", gate_up.shape[1] // 2)
             c_backend.silu_mul(gate_up, active)
             y = layer.down(active)
         return y
@@ -171,82 +179,72 @@ class FusedLlamaForward:
         self,
         layers: decoder_layers.Layers,
         x: torch.Tensor,
-        turns: _Turns,
+        cos_sin: _CosSin,
         slots: torch.Tensor,
         tensors: StepTensors,
     ) -> torch.Tensor:
-        """What `_run` does, in one call."""
-        space, layer, dim = self._space, self._layers[0], self._shapes[0].head_dim
+        """The same as `_run` in one call."""
+        buffers, layer, dim = self._buffers, self._layers[0], self._shapes[0].head_dim
         heads = layer.out.matrix.width // dim
         scratch = decoder_layers.Scratch(
-            h=space.get("h", x.shape[1]),
-            qkv=space.get("qkv", layer.qkv.matrix.columns),
-            read=space.get("read", heads * dim),
-            y=space.get("y", x.shape[1]),
-            gate_up=space.get("gate_up", layer.gate_up.matrix.columns),
-            active=space.get("active", layer.down.matrix.width),
-            lse=space.lse(heads),
+            h=buffers.get("h", x.shape[1]),
+            qkv=buffers.get("qkv", layer.qkv.matrix.columns),
+            read=buffers.get("read", heads * dim),
+            y=buffers.get("y", x.shape[1]),
+            gate_up=buffers.get("gate_up", layer.gate_up.matrix.columns),
+            active=buffers.get("active", layer.down.matrix.width),
+            lse=buffers.lse(heads),
         )
         q = scratch.qkv[:, : heads * dim].unflatten(1, (heads, dim))
         views = []
-        for index in self._first_of_view:
+        for index in self._first_layer_of_view:
             stored, table = tensors.cache.layers[index], tensors.tables[index]
-            job, work = c_backend.job_for(q, *stored, table, layer.scale)
-            views.append(decoder_layers.View(job, work, *turns[self._shapes[index].rotation]))
+            params, workspace = c_backend.job_for(q, *stored, table, layer.scale)
+            rope = cos_sin[self._shapes[index].rotation]
+            views.append(decoder_layers.View(params, workspace, *rope))
         layers(x, tensors.cache.layers, views, scratch, slots)
         return scratch.y
 
-    def _compiled(self) -> decoder_layers.Layers | None:
-        """The layers for the C code, where they are alike in size and it has all their matrices."""
+    def _layers_in_c(self) -> decoder_layers.Layers | None:
+        """The layers for the C code; ``None`` if sizes differ or a matrix is not in C."""
         made, sizes = [], set()
         for layer, shape, view in zip(self._layers, self._shapes, self._view_of_layer, strict=True):
             modules = (layer.qkv, layer.out, layer.gate_up, layer.down)
             if not all(isinstance(module, NativeLinear | NativeInt8Linear) for module in modules):
                 return None
             qkv, out, gate_up, down = (module.matrix for module in modules)
-            parts = decoder_layers.LayerParts(
-                qkv=qkv,
-                out=out,
-                gate_up=gate_up,
-                down=down,
-                before_attention=layer.before_attention,
-                before_mlp=layer.before_mlp,
-                head_norms=layer.head_norms,
-                view=view,
-            )
-            made.append(parts)
+            norms = (layer.before_attention, layer.before_mlp, layer.head_norms)
+            made.append(decoder_layers.LayerParts(qkv, out, gate_up, down, *norms, view))
             heads = (shape.num_kv_heads, shape.head_dim, layer.scale)
             sizes.add((*heads, qkv.columns, out.width, gate_up.columns))
         return decoder_layers.Layers(made, self._embedding.dtype) if len(sizes) == 1 else None
 
-    def _turn(
+    def _cos_sin(
         self, rotation: Rotation, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = rotation.table(positions)
-        if not rotation.inv_freq:
-            return cos, sin
-        return cos * self._turn_scale, sin * self._turn_scale
+        # YaRN scales queries and keys; a layer without rotation has no YaRN.
+        scale = self._rope_scale if rotation.inv_freq else 1.0
+        return cos * scale, sin * scale
 
 
-class _Space:
-    """Memory that layers use one after another, and passes of as many rows."""
+class _ActivationBuffers:
+    """Memory that every layer reuses, and later steps with the same number of query tokens."""
 
-    def __init__(self, num_rows: int, dtype: torch.dtype) -> None:
-        self.num_rows = num_rows
+    def __init__(self, num_tokens: int, dtype: torch.dtype) -> None:
+        self.num_tokens = num_tokens
         self._dtype = dtype
-        self._kept: dict[tuple[str, int], torch.Tensor] = {}
+        self._tensors: dict[tuple[str, int], torch.Tensor] = {}
 
-    def get(self, name: str, width: int) -> torch.Tensor:
-        return self._make(name, width, self._dtype)
+    def get(self, name: str, width: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        tensor = self._tensors.get((name, width))
+        if tensor is None:
+            tensor = torch.empty((self.num_tokens, width), dtype=dtype or self._dtype)
+            self._tensors[name, width] = tensor
+        return tensor
 
     def lse(self, num_heads: int) -> torch.Tensor:
-        return self._make("lse", num_heads, torch.float32)
-
-    def _make(self, name: str, width: int, dtype: torch.dtype) -> torch.Tensor:
-        kept = self._kept.get((name, width))
-        if kept is None:
-            kept = self._kept[name, width] = torch.empty((self.num_rows, width), dtype=dtype)
-        return kept
+        return self.get("lse", num_heads, torch.float32)
 
 
 def _names(module: nn.Module) -> set[str]:
@@ -274,16 +272,21 @@ def _is_silu(function: Any) -> bool:
     return torch.allclose(function(x), nn.functional.silu(x))
 
 
+def _norm(module: Any) -> decoder_layers.Norm:
+    eps = getattr(module, "variance_epsilon", None) or module.eps
+    return decoder_layers.Norm(module.weight.detach(), float(eps))
+
+
 def _plain_layer(module: Any) -> Layer:
     attention, mlp = module.self_attn, module.mlp
     norms = None
     if hasattr(attention, "q_norm"):
-        of_query, of_key = _norm(attention.q_norm), _norm(attention.k_norm)
-        norms = (of_query.weight, of_key.weight, of_query.eps)
+        q_norm, k_norm = _norm(attention.q_norm), _norm(attention.k_norm)
+        norms = (q_norm.weight, k_norm.weight, q_norm.eps)
     return Layer(
-        qkv=_side_by_side([getattr(attention, name) for name in _PROJECTIONS]),
+        qkv=_concatenated([getattr(attention, name) for name in _PROJECTIONS]),
         out=attention.o_proj,
-        gate_up=_side_by_side([mlp.gate_proj, mlp.up_proj]),
+        gate_up=_concatenated([mlp.gate_proj, mlp.up_proj]),
         down=mlp.down_proj,
         before_attention=_norm(module.input_layernorm),
         before_mlp=_norm(module.post_attention_layernorm),
@@ -292,21 +295,17 @@ def _plain_layer(module: Any) -> Layer:
     )
 
 
-def _side_by_side(parts: list[nn.Linear]) -> Any:
+def _concatenated(parts: list[nn.Linear]) -> Any:
     return lambda x: torch.cat([part(x) for part in parts], dim=-1)
 
 
-def _fused(parts: list[nn.Linear], quantization: Quantization, reaches: Reaches) -> Any:
-    """One matrix in place of several; their weights are given up."""
-    weight = torch.cat([part.weight for part in parts])
-    biases = [part.bias for part in parts]
-    bias = None
-    if any(b is not None for b in biases):
-        made = [
-            torch.zeros(len(part.weight), dtype=weight.dtype) if part.bias is None else part.bias
-            for part in parts
-        ]
-        bias = torch.cat(made)
+def _fuse(parts: list[nn.Linear], quantization: Quantization, absmax: ActivationAbsmax) -> Any:
+    """Return one packed matrix for several with the same input, and free their weights."""
+    weight, bias = torch.cat([part.weight for part in parts]), None
+    if any(part.bias is not None for part in parts):
+        zeros = [torch.zeros(len(part.weight), dtype=weight.dtype) for part in parts]
+        biases = [z if p.bias is None else p.bias for z, p in zip(zeros, parts, strict=True)]
+        bias = torch.cat(biases)
     for part in parts:
         part.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return matrix(weight, bias, quantization, reaches.get(parts[0]))
+    return pack_linear(weight, bias, quantization, absmax.get(parts[0]))

@@ -1,7 +1,7 @@
-"""Matrices as modules: over the weight as it lies, prepacked by oneDNN, or of 8-bit whole numbers.
+"""Linear layers as modules that are faster than `nn.Linear` on the CPU, in floats and in int8.
 
-On the CPU a few rows then cost little more than one. oneDNN's operators are private to torch:
-whoever makes a layer checks it (linear.py).
+With a few rows of input they take hardly longer than with one. oneDNN's operators are private to
+torch: `linear_packing` tests each layer that it makes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import nn
 from hogwild_kernels.cpu import matrix
 
 PACKED_ROWS = 4
-"""Rows that oneDNN's order is chosen for; others run as well."""
+"""Rows of input that oneDNN chooses its weight layout for; others run as well."""
 
 _INT8_MAX = 127
-_ZERO = 128
+_UINT8_ZERO_POINT = 128
 
 
 class NativeLinear(nn.Module):
-    """``x @ weight.T + bias`` in C, over the weight as it lies.
+    """``x @ weight.T + bias`` in C, over the weight in its own layout.
 
     Args:
         weight: ``[out, in]``, float32 or bfloat16, on the CPU; kept, not copied.
@@ -43,7 +43,7 @@ class NativeLinear(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """``x @ weight.T + bias`` over oneDNN's copy of the weight.
+    """``x @ weight.T + bias`` over a copy of the weight in oneDNN's layout.
 
     Args:
         weight: ``[out, in]``, float32 or bfloat16, on the CPU; not kept.
@@ -59,99 +59,93 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
 
-class Whole(NamedTuple):
-    """A weight in whole numbers of 8 bits: ``weight ~ numbers * scale[:, None] * factors``.
+class Int8Weight(NamedTuple):
+    """A weight quantized to int8: ``weight ~ values * scale[:, None] * smoothing``.
 
     Attributes:
-        numbers: int8 ``[out, in]``.
-        scale: of each row, float32 ``[out]``.
-        factors: what the columns of ``x`` are multiplied by, float32 ``[in]``.
+        values: int8 ``[out, in]``.
+        scale: of each output channel, float32 ``[out]``.
+        smoothing: factors for the input channels: ``x`` is multiplied by them, float32 ``[in]``.
     """
 
-    numbers: torch.Tensor
+    values: torch.Tensor
     scale: torch.Tensor
-    factors: torch.Tensor
+    smoothing: torch.Tensor
 
     @classmethod
-    def of(cls, weight: torch.Tensor, reach: torch.Tensor | None) -> Whole:
-        """Columns of ``x`` that reach far would leave the others few steps: part of their reach
-        goes to the weight (SmoothQuant, arXiv 2211.10438, with exponent 1/2).
+    def quantize(cls, weight: torch.Tensor, absmax: torch.Tensor | None) -> Int8Weight:
+        """Quantize by SmoothQuant (arXiv 2211.10438) with exponent 1/2.
+
+        An input channel with outliers would leave the other channels of ``x`` few of the 255 steps:
+        part of its range moves to the weight.
 
         Args:
             weight: ``[out, in]``.
-            reach: how far each column of ``x`` goes from zero, ``[in]``; ``None`` for all alike.
+            absmax: largest activation of each input channel, ``[in]``; ``None``: no smoothing.
         """
         exact = weight.detach().float()
-        factors = torch.ones(weight.shape[1])
-        if reach is not None:
-            far = (reach.float() / exact.abs().amax(dim=0).clamp_min(1e-8)).clamp_min(1e-8)
-            factors = far.rsqrt() * far.log().mean().mul(0.5).exp()
-            exact = exact / factors
+        smoothing = torch.ones(weight.shape[1])
+        if absmax is not None:
+            ratio = (absmax.float() / exact.abs().amax(dim=0).clamp_min(1e-8)).clamp_min(1e-8)
+            smoothing = ratio.rsqrt() * ratio.log().mean().mul(0.5).exp()  # geometric mean: 1
+            exact = exact / smoothing
         scale = exact.abs().amax(dim=1).clamp_min(1e-12) / _INT8_MAX
-        return cls((exact / scale[:, None]).round_().to(torch.int8), scale, factors)
+        return cls((exact / scale[:, None]).round_().to(torch.int8), scale, smoothing)
 
 
 class NativeInt8Linear(nn.Module):
-    """``x @ weight.T + bias`` over whole numbers of 8 bits, in C: a scale for each row of the
-    weight, and one for each row of ``x``, found as it comes.
+    """``x @ weight.T + bias`` in C with an int8 weight and int8 activations.
+
+    The weight has a scale for each output channel; each row of ``x`` is quantized when it arrives.
 
     Args:
         weight: ``[out, in]``, float32 or bfloat16, on the CPU; not kept.
         bias: ``[out]`` or ``None``.
-        reach: see `Whole.of`.
+        absmax: see `Int8Weight.quantize`.
 
     Raises:
         ValueError: the C code does not take this weight here.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, reach: torch.Tensor | None = None
+        self, weight: torch.Tensor, bias: torch.Tensor | None, absmax: torch.Tensor | None = None
     ) -> None:
         super().__init__()
-        numbers, scale, factors = Whole.of(weight, reach)
-        self.matrix = matrix.Matrix(numbers, bias, scale, factors)
+        values, scale, smoothing = Int8Weight.quantize(weight, absmax)
+        self.matrix = matrix.Matrix(values, bias, scale, smoothing)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.matrix(x)
 
 
 class PackedInt8Linear(nn.Module):
-    """What `NativeInt8Linear` computes, through oneDNN.
+    """The same as `NativeInt8Linear` through oneDNN.
 
     Args:
         weight: ``[out, in]``, float32 or bfloat16, on the CPU; not kept.
         bias: ``[out]`` or ``None``.
-        reach: see `Whole.of`.
+        absmax: see `Int8Weight.quantize`.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, reach: torch.Tensor | None = None
+        self, weight: torch.Tensor, bias: torch.Tensor | None, absmax: torch.Tensor | None = None
     ) -> None:
         super().__init__()
         self._bias = bias
-        numbers, self._scale, self._factors = Whole.of(weight, reach)
-        self._zeros = torch.zeros(len(numbers), dtype=torch.int64)
-        shape = [PACKED_ROWS, numbers.shape[1]]
-        self._packed: Any = torch.ops.onednn.qlinear_prepack(numbers, shape)
+        values, self._scale, self._smoothing = Int8Weight.quantize(weight, absmax)
+        self._zero_points = torch.zeros(len(values), dtype=torch.int64)
+        shape = [PACKED_ROWS, values.shape[1]]
+        self._packed: Any = torch.ops.onednn.qlinear_prepack(values, shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        exact = x.reshape(-1, x.shape[-1]).float() * self._factors
+        exact = x.reshape(-1, x.shape[-1]).float() * self._smoothing
         scales = exact.abs().amax(dim=1).clamp_min(1e-30) / _INT8_MAX
-        whole = (exact / scales[:, None]).round_().add_(_ZERO).to(torch.uint8)
+        quantized = (exact / scales[:, None]).round_().add_(_UINT8_ZERO_POINT).to(torch.uint8)
+        x_qparams = (1.0, _UINT8_ZERO_POINT)
+        weight = (self._packed, self._scale, self._zero_points)
+        output = (1.0, 0, torch.float32)  # the scale of each row follows below
         out = torch.ops.onednn.qlinear_pointwise(
-            whole,
-            1.0,
-            _ZERO,
-            self._packed,
-            self._scale,
-            self._zeros,
-            None,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
+            quantized, *x_qparams, *weight, None, *output, "none", [], ""
         )
         out = (out * scales[:, None]).to(x.dtype).view(*x.shape[:-1], -1)
         return out if self._bias is None else out + self._bias

@@ -1,7 +1,7 @@
-"""The linear layers of a model in the fastest form that gives their numbers.
+"""Replace the linear layers of a model by the fastest form that computes the same numbers.
 
-Each layer is checked when it is made and stays plain where no form will do: a machine without a
-compiler, or a torch without oneDNN's private operators, loses speed, not correctness.
+Each layer is tested when it is made. A machine without a C compiler, or a torch without oneDNN's
+private operators, keeps `nn.Linear` and loses speed, not correctness.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from hogwild_engine.step.linear_layers import (
 _log = logging.getLogger(__name__)
 
 Quantization = Literal["none", "int8"]
+ActivationAbsmax = dict[nn.Module, torch.Tensor]
+"""Largest absolute input of each input channel of a linear layer, ``[in]``, by layer."""
 
 _BOUND = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 _INT8_BOUND = 5e-2
-_PROBED_ROWS = 7  # one, and as many as go another way
+_TEST_ROWS = 7  # 1 + 6: test the 1-row and the multi-row path
 
 
 def is_plain(module: Any) -> TypeGuard[nn.Linear]:
-    """Whether a module is a linear layer over numbers as they stand.
+    """Return whether a module is nothing but an `nn.Linear` over a float weight.
 
-    Libraries that quantise keep `nn.Linear` and put another kind of tensor, a hook or a forward of
-    their own in it.
+    Libraries that quantize keep `nn.Linear` and change its tensor type, hooks or ``forward``.
     """
     return (
         type(module) is nn.Linear
@@ -47,68 +48,56 @@ def is_plain(module: Any) -> TypeGuard[nn.Linear]:
     )
 
 
-Reaches = dict[nn.Module, torch.Tensor]
-"""How far each column of a linear layer's input goes from zero, ``[in]``, by layer."""
-
-
 @contextmanager
-def measured(model: nn.Module) -> Iterator[Reaches]:
-    """Measure the reach of what the linear layers of ``model`` are given inside the block."""
-    reaches: Reaches = {}
+def recorded_absmax(model: nn.Module) -> Iterator[ActivationAbsmax]:
+    """Record the absmax of the inputs of all linear layers of ``model`` inside the block."""
+    absmax: ActivationAbsmax = {}
 
-    def look(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        reach = given[0].detach().abs().flatten(0, -2).amax(dim=0)
-        reaches[module] = torch.maximum(reaches[module], reach) if module in reaches else reach
+    def record(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        new = args[0].detach().abs().flatten(0, -2).amax(dim=0)
+        absmax[module] = torch.maximum(absmax.get(module, new), new)
 
     layers = [module for module in model.modules() if is_plain(module)]
-    handles = [layer.register_forward_pre_hook(look) for layer in layers]
+    handles = [layer.register_forward_pre_hook(record) for layer in layers]
     try:
-        yield reaches
+        yield absmax
     finally:
         for handle in handles:
             handle.remove()
 
 
-def pack(model: nn.Module, quantization: Quantization, reaches: Reaches) -> int:
-    """Put the plain linear layers of ``model`` into their fastest form, in place.
+def pack(model: nn.Module, quantization: Quantization, absmax: ActivationAbsmax) -> None:
+    """Replace the plain linear layers of ``model`` by their fastest form, in place.
 
-    Weights that the form does not keep are freed. Where another module shares the weight (tied
-    embeddings), a copy that the form wants stands beside it.
+    A weight that the form copies is freed, unless another module shares it (tied embeddings).
 
     Args:
         model: any module.
-        quantization: see `matrix`.
-        reaches: from `measured`; layers that are not in it count as reaching equally far.
-
-    Returns:
-        How many layers were packed.
+        quantization: see `pack_linear`.
+        absmax: from `recorded_absmax`; layers without an entry are quantized without smoothing.
     """
-    packed = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if not is_plain(child):
-                continue
-            made = matrix(child.weight, child.bias, quantization, reaches.get(child))
-            if not isinstance(made, nn.Linear):
-                setattr(parent, name, made)
-                packed += 1
-    return packed
+            if is_plain(child):
+                made = pack_linear(child.weight, child.bias, quantization, absmax.get(child))
+                if not isinstance(made, nn.Linear):
+                    setattr(parent, name, made)
 
 
 @torch.inference_mode()
-def matrix(
+def pack_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     quantization: Quantization,
-    reach: torch.Tensor | None = None,
+    absmax: torch.Tensor | None = None,
 ) -> nn.Module:
-    """``x @ weight.T + bias`` in the fastest form that gives the plain one's numbers here.
+    """Return ``x @ weight.T + bias`` as the fastest module that computes the same numbers here.
 
     Args:
         weight: ``[out, in]``.
         bias: ``[out]`` or ``None``.
-        quantization: "int8" makes whole numbers of 8 bits where it can.
-        reach: see `hogwild_engine.step.linear_layers.Whole.of`.
+        quantization: "int8" tries the int8 forms first.
+        absmax: see `hogwild_engine.step.linear_layers.Int8Weight.quantize`.
     """
     out_features, in_features = weight.shape
     plain = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
@@ -117,33 +106,33 @@ def matrix(
         plain.bias = nn.Parameter(bias.detach(), requires_grad=False)
     if weight.device.type != "cpu" or weight.dtype not in _BOUND:
         return plain
-    wanted: list[tuple[Any, float]]
-    wanted = [(make, _BOUND[weight.dtype]) for make in (NativeLinear, PackedLinear)]
+    forms: list[tuple[Any, float]]
+    forms = [(make, _BOUND[weight.dtype]) for make in (NativeLinear, PackedLinear)]
     if quantization == "int8":
-        of_bytes = (NativeInt8Linear, PackedInt8Linear)
-        wanted = [(partial(make, reach=reach), _INT8_BOUND) for make in of_bytes] + wanted
-    probe = torch.sin(torch.arange(_PROBED_ROWS * in_features)).view(-1, in_features)
-    probe = (probe if reach is None else probe * reach).to(weight.dtype)
-    exact = plain(probe).float()
-    for make, bound in wanted:
+        int8_forms = (NativeInt8Linear, PackedInt8Linear)
+        forms = [(partial(make, absmax=absmax), _INT8_BOUND) for make in int8_forms] + forms
+    x = torch.sin(torch.arange(_TEST_ROWS * in_features)).view(-1, in_features)
+    x = (x if absmax is None else x * absmax).to(weight.dtype)
+    wanted = plain(x).float()
+    for make, bound in forms:
         try:
             layer = make(plain.weight, plain.bias)
-            given = torch.cat([layer(probe[:1]), layer(probe[1:])])
+            got = torch.cat([layer(x[:1]), layer(x[1:])])
         except (AttributeError, RuntimeError, NotImplementedError) as reason:
-            _say_once(f"matrices are not packed: {reason}")
+            _warn_once(f"matrices are not packed: {reason}")
             continue
         except ValueError as reason:
             _log.debug("a matrix is not multiplied in C: %s", reason)
             continue
-        error = float((given.float() - exact).norm() / exact.norm())
+        error = float((got.float() - wanted).norm() / wanted.norm())
         if error <= bound:
             return layer
         name, shape = type(layer).__name__, tuple(weight.shape)
-        _say_once(f"some matrices are no {name}: it is too inexact for them")
-        _log.debug("a matrix %s is no %s: error %.2g, bound %.2g", shape, name, error, bound)
+        _warn_once(f"{name} is not used for some matrices: its error is above {bound:.2g}")
+        _log.debug("%s for a matrix %s: error %.2g, wanted %.2g", name, shape, error, bound)
     return plain
 
 
 @cache
-def _say_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     _log.warning(message)

@@ -1,4 +1,4 @@
-"""The most probable tokens of each row, and what all of them weigh together."""
+"""Rank the most probable tokens of each row of logits, with the log-sum-exp over all of them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import torch
 
 
 class Ranking(NamedTuple):
-    """Rows of logits in short.
+    """The top-k of each row.
 
     Args:
-        score: distance from the row's largest logit, over its temperature, of its largest ones in
-            falling order. float32 ``[R, K]``.
-        token: whose they are, int64 ``[R, K]``.
-        norm: log-sum-exp of the row at temperature 1. float32 ``[R]``.
-        whole: log of the sum of ``exp(score)`` over the whole vocabulary. float32 ``[R]``.
+        score: top-k logits, scaled: ``(logit - the row's largest) / temperature``, descending.
+            float32 ``[R, K]``.
+        token: their token ids, int64 ``[R, K]``.
+        norm: log-sum-exp of the row's logits at temperature 1. float32 ``[R]``.
+        total: log-sum-exp of the scaled logits of the whole vocabulary. float32 ``[R]``.
     """
 
     score: torch.Tensor
     token: torch.Tensor
     norm: torch.Tensor
-    whole: torch.Tensor
+    total: torch.Tensor
 
 
 def rank(logits: torch.Tensor, temperature: torch.Tensor, count: int) -> Ranking:
-    """Rank the ``count`` largest of each row.
+    """Rank the ``count`` largest logits of each row.
 
     Args:
         logits: float32 ``[R, V]``.
@@ -35,5 +35,5 @@ def rank(logits: torch.Tensor, temperature: torch.Tensor, count: int) -> Ranking
     largest = logits.amax(dim=-1, keepdim=True)
     scaled = (logits - largest) / temperature[:, None]
     score, token = torch.topk(scaled, count, dim=-1)
-    whole = torch.logsumexp(scaled, dim=-1)
-    return Ranking(score, token, torch.logsumexp(logits, dim=-1), whole)
+    total = torch.logsumexp(scaled, dim=-1)
+    return Ranking(score, token, torch.logsumexp(logits, dim=-1), total)

@@ -1,7 +1,8 @@
-"""Logits to tokens, one row a writer. The order of filters is that of transformers' ``generate``.
+"""Sample tokens from logits, one row for each writer. Filters run in the order of ``generate``.
 
-Noise is counter-based: a draw depends on the seed, the writer and the token's index alone, never on
-what else runs. The vocabulary is not sorted where its most probable tokens decide.
+The random numbers are counter-based: a token's number is a hash of the seed, the writer and the
+token's index, so a token does not depend on what else runs. The vocabulary is sorted only if its
+most probable tokens do not decide.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from hogwild_engine.text.constraint import Constraint, forbid
 from hogwild_kernels.cpu import c_backend
 
 MIN_TEMPERATURE = 1e-6
-"""Below it the most probable token is taken: float32 could not tell the others' shares from 0."""
+"""Sampling is greedy below it: float32 rounds the probabilities of all other tokens to 0."""
 
 CANDIDATES = (64, 1024)
-"""How many of the most probable tokens are looked at: first, and where a nucleus reaches further.
-The vocabulary is sorted where neither is enough. native_ranking.h has the same numbers.
+"""How many of the most probable tokens are ranked: first, and if a filter keeps more than these.
+If it keeps more again, the whole vocabulary is sorted. The C code has the same numbers.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """`SamplingParams` with every value decided."""
+class ResolvedSampling:
+    """`SamplingParams` with every value set."""
 
     temperature: float
     top_p: float
@@ -42,35 +43,34 @@ class Sampling:
         return self.temperature < MIN_TEMPERATURE
 
     @property
-    def filters(self) -> bool:
-        """Whether tokens are drawn, and some of them never."""
-        return not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
-
-    @property
-    def unfiltered(self) -> bool:
-        """Whether any token may be drawn."""
-        return not self.greedy and not self.filters
+    def is_filtered(self) -> bool:
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 @dataclass(slots=True)
 class SamplingRow:
-    """What decides one row's token beside its logits.
+    """How to sample a token from one row of logits.
 
     Args:
         sampling: the session's settings.
         writer: number of the writer within its session.
-        index: how many tokens the writer has drawn before.
-        seen: tokens that the repetition penalty is put on.
-        banned: tokens that must not come.
-        constraint: the grammar that the text is bound to.
+        index: how many tokens the writer has sampled before.
+        seen: tokens that the repetition penalty applies to.
+        banned: tokens with probability 0.
+        constraint: the grammar that the writer's text must follow.
     """
 
-    sampling: Sampling
+    sampling: ResolvedSampling
     writer: int
     index: int
     seen: Collection[int] = field(default_factory=tuple)
     banned: Collection[int] = field(default_factory=tuple)
     constraint: Constraint | None = None
+
+    @property
+    def uniform(self) -> float:
+        """The row's random number in [0, 1)."""
+        return uniform(self.sampling.seed, self.writer, self.index)
 
 
 class SampledToken(NamedTuple):
@@ -81,184 +81,188 @@ class SampledToken(NamedTuple):
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledToken]:
-    """Sample one token a row.
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+    """Sample one token from each row.
 
     Args:
         logits: ``[R, V]``; penalties, bans and grammars may be applied in place.
-        draws: one a row.
+        rows: one for each row of logits.
 
     Raises:
         FloatingPointError: a row's largest logit is not finite.
     """
-    if any(draw.sampling.repetition_penalty != 1 for draw in draws):
+    if any(row.sampling.repetition_penalty != 1 for row in rows):
         logits = logits.float()
-        _penalise(logits, draws)
-    forbid(logits, [draw.constraint for draw in draws])
+        _apply_repetition_penalty(logits, rows)
+    forbid(logits, [row.constraint for row in rows])
     compiled = logits.device.type == "cpu" and logits.dtype in c_backend.DTYPES
     if compiled and c_backend.build_error() is None:
-        drawn = _draw_in_c(logits.contiguous(), draws)
+        sampled = _sample_in_c(logits.contiguous(), rows)
     else:
-        drawn = _draw(logits.float(), draws)
-    if any(isnan(probability) for _, probability in drawn):
+        sampled = _sample_in_torch(logits.float(), rows)
+    if any(isnan(probability) for _, probability in sampled):
         raise FloatingPointError("the model's logits are not finite")
-    return drawn
+    return sampled
 
 
-def _draw_in_c(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledToken]:
-    settings, banned = [_in_numbers(draw) for draw in draws], [draw.banned for draw in draws]
+def _sample_in_c(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+    settings, banned = [_settings(row) for row in rows], [row.banned for row in rows]
     tokens, probabilities = c_backend.draw(logits, settings, banned)
-    drawn = [SampledToken(*pair) for pair in zip(tokens, probabilities, strict=True)]
-    undecided = [row for row, token in enumerate(tokens) if token < 0]
+    sampled = [SampledToken(*pair) for pair in zip(tokens, probabilities, strict=True)]
+    undecided = [index for index, token in enumerate(tokens) if token < 0]
     if undecided:
-        rest = _draw(logits[undecided].float(), [draws[row] for row in undecided])
-        for row, later in zip(undecided, rest, strict=True):
-            drawn[row] = later
-    return drawn
+        rest = _sample_in_torch(logits[undecided].float(), [rows[index] for index in undecided])
+        for index, token in zip(undecided, rest, strict=True):
+            sampled[index] = token
+    return sampled
 
 
-def _in_numbers(draw: SamplingRow) -> tuple[float, float, float, float, float]:
-    """Temperature, top-k, top-p, min-p and the noise, as `c_backend.draw` takes them."""
-    s = draw.sampling
+def _settings(row: SamplingRow) -> tuple[float, float, float, float, float]:
+    """Temperature, top-k, top-p, min-p and the uniform number, as the C code takes them."""
+    s = row.sampling
     if s.greedy:
         return (0.0, 0, 1.0, 0.0, 0.0)
-    return (s.temperature, s.top_k, s.top_p, s.min_p, uniform(s.seed, draw.writer, draw.index))
+    return (s.temperature, s.top_k, s.top_p, s.min_p, row.uniform)
 
 
-def _draw(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledToken]:
-    """On any device, and where the compiled code gives up. ``logits`` are float32."""
+# PyTorch: on GPUs, without a C compiler, and for rows with more than 1,024 candidates
+
+
+def _sample_in_torch(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+    """Sample from float32 logits."""
     vocabulary = logits.shape[1]
-    _ban(logits, [frozenset(i for i in draw.banned if 0 <= i < vocabulary) for draw in draws])
-    drawn: dict[int, SampledToken] = {}
-    ways = [_way(draw.sampling, vocabulary) for draw in draws]
-    for way in dict.fromkeys(ways):  # equal logits rank by how many are ranked
-        rows = [row for row, other in enumerate(ways) if other == way]
-        part = logits if len(rows) == len(draws) else logits[rows]
-        drawn |= zip(rows, _draw_alike(part, [draws[row] for row in rows], *way), strict=True)
-    return [drawn[row] for row in range(len(draws))]
+    _ban(logits, [frozenset(i for i in row.banned if 0 <= i < vocabulary) for row in rows])
+    sampled: dict[int, SampledToken] = {}
+    methods = [_method(row.sampling, vocabulary) for row in rows]
+    # torch.topk orders equal logits differently for another k: a row's k must not depend on others.
+    for method in dict.fromkeys(methods):
+        group = [index for index, other in enumerate(methods) if other == method]
+        part = logits if len(group) == len(rows) else logits[group]
+        tokens = _sample_group(part, [rows[index] for index in group], *method)
+        sampled |= zip(group, tokens, strict=True)
+    return [sampled[index] for index in range(len(rows))]
 
 
-_Pick = Callable[[torch.Tensor, Ranking, Sequence[SamplingRow]], torch.Tensor]
+_Method = Callable[[torch.Tensor, Ranking, Sequence[SamplingRow]], torch.Tensor]
 
 
-def _way(sampling: Sampling, vocabulary: int) -> tuple[_Pick, int]:
-    """How a row is drawn, and how many of its tokens are ranked first."""
-    if sampling.filters:
-        return _pick_filtered, _width(min(sampling.top_k, vocabulary), vocabulary)
-    return (_pick_unfiltered if sampling.unfiltered else _pick_first), 1
+def _method(sampling: ResolvedSampling, vocabulary: int) -> tuple[_Method, int]:
+    """Return the function that samples the token, and how many tokens to rank for it."""
+    if sampling.greedy:
+        return _most_probable, 1
+    if sampling.is_filtered:
+        return _sample_filtered, _num_candidates(min(sampling.top_k, vocabulary), vocabulary)
+    return _sample_unfiltered, 1
 
 
-def _draw_alike(
-    logits: torch.Tensor, draws: Sequence[SamplingRow], pick: _Pick, width: int
+def _num_candidates(minimum: int, vocabulary: int) -> int:
+    return next((count for count in CANDIDATES if minimum <= count < vocabulary), vocabulary)
+
+
+def _sample_group(
+    logits: torch.Tensor, rows: Sequence[SamplingRow], sample_tokens: _Method, count: int
 ) -> Iterator[SampledToken]:
-    temperatures = [1.0 if draw.sampling.greedy else draw.sampling.temperature for draw in draws]
-    ranking = rank(logits, _row(temperatures, logits), width)
-    tokens = pick(logits, ranking, draws)
+    temperatures = [1.0 if row.sampling.greedy else row.sampling.temperature for row in rows]
+    ranking = rank(logits, _tensor(temperatures, logits), count)
+    tokens = sample_tokens(logits, ranking, rows)
     score = logits.gather(1, tokens[:, None])[:, 0]
     probabilities = torch.exp(score - ranking.norm)
     probabilities[~ranking.norm.isfinite()] = torch.nan
     return map(SampledToken, tokens.tolist(), probabilities.tolist())
 
 
-def _width(least: int, vocabulary: int) -> int:
-    """How many of the most probable tokens are looked at: the next number that is no less."""
-    return next((width for width in CANDIDATES if least <= width < vocabulary), vocabulary)
-
-
-def _penalise(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> None:
-    for row, draw in enumerate(draws):
-        penalty = draw.sampling.repetition_penalty
-        if penalty != 1 and draw.seen:
-            index = torch.tensor(sorted(draw.seen), device=logits.device)
-            score = logits[row, index]
-            logits[row, index] = torch.where(score < 0, score * penalty, score / penalty)
+def _apply_repetition_penalty(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    for index, row in enumerate(rows):
+        penalty = row.sampling.repetition_penalty
+        if penalty != 1 and row.seen:
+            seen = torch.tensor(list(row.seen), device=logits.device)
+            score = logits[index, seen]
+            logits[index, seen] = torch.where(score < 0, score * penalty, score / penalty)
 
 
 def _ban(logits: torch.Tensor, banned: Sequence[frozenset[int]]) -> None:
-    """Most rows share their bans: one operation for all that do."""
+    """Set banned logits to -inf, with one operation for all rows that have the same bans."""
     for ids in dict.fromkeys(banned):
         if ids:
-            rows = [row for row, theirs in enumerate(banned) if theirs == ids]
-            places = [torch.tensor(part, device=logits.device) for part in (rows, list(ids))]
-            logits[places[0][:, None], places[1]] = -torch.inf
+            group = [index for index, other in enumerate(banned) if other == ids]
+            at = [torch.tensor(part, device=logits.device) for part in (group, list(ids))]
+            logits[at[0][:, None], at[1]] = -torch.inf
 
 
-# Each row goes the way of its own settings: what runs beside it must not change its token.
-
-
-def _pick_first(
-    logits: torch.Tensor, ranking: Ranking, draws: Sequence[SamplingRow]
+def _most_probable(
+    logits: torch.Tensor, ranking: Ranking, rows: Sequence[SamplingRow]
 ) -> torch.Tensor:
     return ranking.token[:, 0]
 
 
-def _pick_filtered(
-    logits: torch.Tensor, ranking: Ranking, draws: Sequence[SamplingRow]
+def _sample_filtered(
+    logits: torch.Tensor, ranking: Ranking, rows: Sequence[SamplingRow]
 ) -> torch.Tensor:
     vocabulary = logits.shape[1]
-    picked = _pick(ranking, draws, vocabulary)
-    undecided = (picked < 0).nonzero()[:, 0].tolist()
+    tokens = _sample_ranked(ranking, rows, vocabulary)
+    undecided = (tokens < 0).nonzero()[:, 0].tolist()
     if undecided:
-        rest = [draws[row] for row in undecided]
-        temperature = _row([draw.sampling.temperature for draw in rest], logits)
-        width = _width(ranking.score.shape[1] + 1, vocabulary)
-        more = rank(logits[undecided], temperature, width)
-        picked[undecided] = _pick_filtered(logits[undecided], more, rest)
-    return picked
+        rest = [rows[index] for index in undecided]
+        temperature = _tensor([row.sampling.temperature for row in rest], logits)
+        count = _num_candidates(ranking.score.shape[1] + 1, vocabulary)
+        longer = rank(logits[undecided], temperature, count)
+        tokens[undecided] = _sample_filtered(logits[undecided], longer, rest)
+    return tokens
 
 
-def _pick_unfiltered(
-    logits: torch.Tensor, ranking: Ranking, draws: Sequence[SamplingRow]
+def _sample_unfiltered(
+    logits: torch.Tensor, ranking: Ranking, rows: Sequence[SamplingRow]
 ) -> torch.Tensor:
-    temperature = _column([draw.sampling.temperature for draw in draws], logits)
+    temperature = _column([row.sampling.temperature for row in rows], logits)
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
-    mass = torch.softmax(scaled, dim=-1).cumsum(dim=-1)
-    choice = torch.searchsorted(mass, _noise(draws, logits) * mass[:, -1:], right=True)
-    return choice[:, 0].clamp_(max=logits.shape[1] - 1)
+    cumulative = torch.softmax(scaled, dim=-1).cumsum(dim=-1)
+    return _inverse_cdf(cumulative, rows)[:, 0].clamp_(max=logits.shape[1] - 1)
 
 
-def _pick(ranking: Ranking, draws: Sequence[SamplingRow], vocabulary: int) -> torch.Tensor:
-    """Sample from the ranked tokens; -1 where more of them are needed to decide."""
-    settings = [draw.sampling for draw in draws]
-    score, width = ranking.score, ranking.score.shape[1]
+def _sample_ranked(ranking: Ranking, rows: Sequence[SamplingRow], vocabulary: int) -> torch.Tensor:
+    """Sample from the ranked tokens; -1 if the filters may keep tokens that are not ranked."""
+    settings = [row.sampling for row in rows]
+    score, count = ranking.score, ranking.score.shape[1]
     top_k = torch.tensor(
         [min(s.top_k or vocabulary, vocabulary) for s in settings], device=score.device
     )[:, None]
-    limited = top_k <= width
-    place = torch.arange(width, device=score.device)
-    whole = ranking.whole[:, None]
+    all_ranked = top_k <= count
+    rank_of = torch.arange(count, device=score.device)
+    total = ranking.total[:, None]
     if any(s.top_k for s in settings):
-        score = score.masked_fill(place >= top_k, -torch.inf)
-        whole = torch.where(limited, torch.logsumexp(score, dim=-1, keepdim=True), whole)
-    probability = torch.exp(score - whole)
+        # top-p and min-p take probabilities among the top-k, as in transformers.
+        score = score.masked_fill(rank_of >= top_k, -torch.inf)
+        total = torch.where(all_ranked, torch.logsumexp(score, dim=-1, keepdim=True), total)
+    probability = torch.exp(score - total)
     before = probability.cumsum(dim=-1) - probability
     top_p = _column([s.top_p for s in settings], score)
     min_p = _column([s.min_p for s in settings], score)
-    kept = (before < top_p) & (probability >= min_p * probability[:, :1]) & (place < top_k)
+    kept = (before < top_p) & (probability >= min_p * probability[:, :1]) & (rank_of < top_k)
     kept[:, 0] = True
-    mass = torch.where(kept, probability, 0.0).cumsum(dim=-1)
-    decided = limited[:, 0] | ~kept[:, -1] | (width == vocabulary)
-    choice = torch.searchsorted(mass, _noise(draws, score) * mass[:, -1:], right=True)
+    cumulative = torch.where(kept, probability, 0.0).cumsum(dim=-1)
+    decided = all_ranked[:, 0] | ~kept[:, -1] | (count == vocabulary)
     last = kept.sum(dim=-1, keepdim=True) - 1
-    picked = ranking.token.gather(1, torch.minimum(choice, last))[:, 0]
-    return torch.where(decided, picked, -1)
+    choice = torch.minimum(_inverse_cdf(cumulative, rows), last)
+    return torch.where(decided, ranking.token.gather(1, choice)[:, 0], -1)
 
 
-def _noise(draws: Sequence[SamplingRow], like: torch.Tensor) -> torch.Tensor:
-    return _column([uniform(d.sampling.seed, d.writer, d.index) for d in draws], like)
+def _inverse_cdf(cumulative: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Map each row's uniform number to an index, ``[R, 1]``; rounding may return one too many."""
+    at = _column([row.uniform for row in rows], cumulative) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, at, right=True)
 
 
-def _row(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+def _tensor(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return _tensor(values, like)[:, None]
 
 
 def uniform(seed: int, writer: int, index: int) -> float:
-    """A number in [0, 1) that depends on its arguments alone (SplitMix64, Steele et al., OOPSLA
-    2014).
+    """Return a number in [0, 1) that depends only on the arguments (SplitMix64, Steele et al.,
+    OOPSLA 2014).
     """
     state = _mix(_mix(_mix(seed) + writer) + index)
     return (state >> 40) / (1 << 24)

@@ -1,0 +1,157 @@
+"""From a name to a transformers model: its source, the GGUF cache, its defaults."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hogwild_engine import Engine, SamplingParams
+from hogwild_engine.loading import gguf_cache, model_config
+from hogwild_engine.loading.pretrained import load_pretrained
+from hogwild_engine.loading.source import Source, locate
+from tiny import tiny_model
+
+IDS = torch.tensor([[5, 600, 7, 1, 2, 9000, 11]])
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=IDS, use_cache=False).logits[0].float()
+
+
+def test_a_name_is_located_without_loading_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "some.gguf"
+    file.touch()
+    assert locate("Qwen/Qwen3-8B") == Source("Qwen/Qwen3-8B", local=False)
+    assert locate("gpt-oss") == Source("gpt-oss", local=False)
+    assert locate(str(tmp_path)) == Source(str(tmp_path))
+    assert locate(str(file)) == Source(str(tmp_path), "some.gguf")
+
+
+def test_the_embedded_model_is_a_gguf_file_of_a_package() -> None:
+    source = locate("smollm2-135m")
+    assert source.local
+    assert source.gguf_file
+    assert Path(source.place, source.gguf_file).is_file()
+
+
+def test_importing_the_engine_loads_no_torch() -> None:
+    code = "import hogwild_engine as e, sys; e.Request; sys.exit('torch' in sys.modules)"
+    path = {"PYTHONPATH": ":".join(entry for entry in sys.path if entry)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=path, timeout=60)
+
+
+# Converted models
+
+
+def test_a_converted_model_gives_the_same_logits_and_ids(tmp_path: Path, tokenizer: Any) -> None:
+    model = tiny_model("llama")
+    folder = tmp_path / "deep" / "kept"
+    gguf_cache.save(folder, model, tokenizer)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert torch.equal(logits(loaded.eval()), logits(model))
+    text = "Hi 🦜<|im_end|>"
+    assert AutoTokenizer.from_pretrained(folder).encode(text) == tokenizer.encode(text)
+    assert [path.name for path in folder.parent.iterdir()] == ["kept"]
+
+
+def test_a_file_is_converted_only_once(monkeypatch: pytest.MonkeyPatch, smollm: Engine) -> None:
+    read: list[str] = []
+    load = AutoModelForCausalLM.from_pretrained
+
+    def record(place: Any, **options: Any) -> Any:
+        read.append(options.get("gguf_file") or Path(place).name)
+        return load(place, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", record)
+    file = locate(smollm.config.model)
+    assert file.gguf_file
+    load_pretrained(smollm.config)
+    kept = gguf_cache.folder_for(Path(file.place, file.gguf_file), "float32")
+    assert read == [kept.name]
+
+
+def test_the_slower_of_two_processes_changes_nothing(tmp_path: Path, tokenizer: Any) -> None:
+    folder = tmp_path / "kept"
+    gguf_cache.save(folder, tiny_model("llama"), tokenizer)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    gguf_cache.save(folder, tiny_model("llama", seed=1), tokenizer)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_disk_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING):
+        gguf_cache.save(tmp_path / "file" / "kept", tiny_model("llama"), tokenizer)
+    assert "is not kept" in caplog.text
+
+
+def test_a_folders_name_depends_on_the_files_content_and_the_dtype(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"one")
+    first = gguf_cache.folder_for(file, "float32")
+    assert gguf_cache.folder_for(file, "float32") == first
+    assert gguf_cache.folder_for(file, "bfloat16") != first
+    file.write_bytes(b"other")
+    assert gguf_cache.folder_for(file, "float32") != first
+
+
+def test_the_environment_sets_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    monkeypatch.setenv("HOGWILD_CACHE", "/own")
+    assert gguf_cache.cache_folder() == Path("/own")
+    monkeypatch.delenv("HOGWILD_CACHE")
+    assert gguf_cache.cache_folder() == Path("/xdg/hogwild")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert gguf_cache.cache_folder() == Path.home() / ".cache" / "hogwild"
+
+
+# Defaults from the configuration
+
+
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [
+        (None, 8192),
+        ({"rope_type": "default"}, 8192),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 512}, 8192),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 512}, 512),
+        ({"rope_type": "dynamic"}, 8192),
+    ],
+    ids=str,
+)
+def test_rope_types_that_change_with_length_limit_the_context(rope: Any, length: int) -> None:
+    config = SimpleNamespace(max_position_embeddings=8192, rope_parameters=rope)
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
+    assert model_config.context_len(model) == length
+
+
+@pytest.mark.parametrize(
+    ("stated", "of_tokenizer", "ends"),
+    [(2, 7, {2}), ([2, 5], 7, {2, 5}), (None, 7, {7}), (None, None, set()), (-1, 7, set())],
+)
+def test_end_tokens_are_those_of_generate(stated: Any, of_tokenizer: Any, ends: set[int]) -> None:
+    generation = SimpleNamespace(eos_token_id=stated)
+    assert model_config.end_tokens(generation, SimpleNamespace(eos_token_id=of_tokenizer)) == ends
+
+
+def test_sampling_defaults_come_from_the_generation_config() -> None:
+    stated = SimpleNamespace(do_sample=True, temperature=0.7, top_p=0.8, top_k=20)
+    assert model_config.default_sampling(stated) == SamplingParams(
+        temperature=0.7, top_p=0.8, top_k=20, min_p=0.0, repetition_penalty=1.0
+    )
+    greedy = SimpleNamespace(do_sample=False, temperature=0.7, repetition_penalty=1.1)
+    assert model_config.default_sampling(greedy) == SamplingParams(
+        temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.1
+    )
