@@ -115,13 +115,12 @@ class Engine:
             torch.set_num_threads(config.num_threads)
         checked, device = run_in_fresh_thread(lambda: self._load(loaded))
         self.context_len, self.check_error = checked.context_len, checked.error
-        num_pages, impl = self._pages(checked.shapes, device), config.attention
+        num_pages = self._pages(checked.shapes, device)
         self._cache = KVCache(
             checked.shapes,
             num_pages,
             config.page_size,
-            impl,
-            checked.prefill,
+            checked.backends,
             keeps_pages=config.prefix_cache,
         )
         graphs = self._graphs(checked.shapes) if config.cuda_graphs else None

@@ -31,7 +31,13 @@ from hogwild_agents.langchain.errors import from_validation, translated
 from hogwild_agents.langchain.messages import to_conversation
 from hogwild_agents.langchain.replies import PROVIDER, Reply
 from hogwild_agents.langchain.structured import Method, structured
-from hogwild_engine.api.config import EMBEDDED_MODEL, EngineConfig, SamplingParams
+from hogwild_engine.api.config import (
+    EMBEDDED_MODEL,
+    AttentionName,
+    EngineConfig,
+    PrefillName,
+    SamplingParams,
+)
 from hogwild_engine.api.errors import require
 from hogwild_engine.api.grammar import Grammar
 from hogwild_engine.api.layout import LayoutName
@@ -160,8 +166,8 @@ class ChatHogwild(BaseChatModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8"] = "none"
     device: str = Field(default_factory=lambda: os.environ.get("HOGWILD_DEVICE") or "auto")
-    attention: Literal["auto", "reference", "cpu", "native", "triton"] = "auto"
-    prefill_attention: Literal["auto", "flash", "varlen", "same"] = "auto"
+    attention: AttentionName = "auto"
+    prefill_attention: PrefillName = "auto"
     cuda_graphs: bool = False
     prefix_cache: bool = True
     num_pages: int | None = None

@@ -34,7 +34,7 @@ FAMILY_OF_LAYOUT = dict(zip(LAYOUTS, ("llama", "qwen2", "glm4", "gpt_oss"), stri
 def test_every_worker_reads_its_own_view_in_every_layout(
     monkeypatch: pytest.MonkeyPatch, chat: ChatTemplate, layout: LayoutName
 ) -> None:
-    rig = ModelHarness(tiny_model(FAMILY_OF_LAYOUT[layout]), impl="triton")
+    rig = ModelHarness(tiny_model(FAMILY_OF_LAYOUT[layout]), attention="triton")
     play(monkeypatch, rig, chat, layout, 2, num_steps=5, prefill=(23,))
 
 
@@ -47,5 +47,5 @@ def test_the_engine_runs_on_the_kernels_that_were_asked_for(
     loaded = Weights(lean_model("llama"), tokenizer)
     with recorded(monkeypatch) as calls, Engine(config, loaded) as engine:
         assert isinstance(engine._runner.forward, TransformersForward)
-        assert engine._cache.impl == attention
-    assert {call.options["impl"] for call in calls} == {attention}
+        assert {backend.name for backend in engine._cache.backends} == {attention}
+    assert {call.backend for call in calls} == {attention}

@@ -15,7 +15,7 @@ from hogwild_engine.cache import rope
 from hogwild_engine.cache.rope import Rotation
 from hogwild_engine.loading import validation
 from hogwild_engine.loading.weights import Weights
-from hogwild_engine.step import attention_hook
+from hogwild_kernels.api import AttentionBackend
 from tiny import FAMILIES, VOCABULARY, tiny_model
 
 
@@ -113,13 +113,13 @@ def test_a_layer_that_attends_by_itself_is_refused(load: Callable[[Any], Engine]
 def test_logits_that_are_off_are_refused(
     load: Callable[[Any], Engine], monkeypatch: pytest.MonkeyPatch, off: float
 ) -> None:
-    attention = attention_hook.block_attention
+    attend = AttentionBackend.attend
 
     def wrong(*args: Any, **options: Any) -> Any:
-        out, lse = attention(*args, **options)
+        out, lse = attend(*args, **options)
         return out * off, lse
 
-    monkeypatch.setattr(attention_hook, "block_attention", wrong)
+    monkeypatch.setattr(AttentionBackend, "attend", wrong)
     assert refused(load, tiny_model("llama")) == "logits"
 
 

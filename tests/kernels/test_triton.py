@@ -1,6 +1,6 @@
-"""The Triton kernels against attention over each row's materialised view.
+"""The Triton kernels against attention over each query token's materialised view.
 
-They run in Triton's interpreter, or on the GPU where there is one. Tiles are small, so that a few
+They run in Triton's interpreter, or on the GPU if there is one. Tiles are small, so that a few
 tokens make many of them.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -18,16 +17,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from cases import TOLERANCE, Case, Row, ordinary_rows
-from hogwild_kernels import (
-    BlockTable,
-    KernelArgumentError,
-    KVScales,
-    backends,
-    merge_states,
-    reference,
-)
 from hogwild_kernels.cuda import triton_attention
 from hogwild_kernels.cuda.triton_config import Config, choose
+from hogwild_kernels.reference import merge_states
+from hogwild_kernels.table import BlockTable
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Config(16, 16, 4, 2, programs_per_sm=1, min_tiles=1)
@@ -215,42 +208,24 @@ def test_one_table_serves_layers_with_other_heads_and_pages() -> None:
         case.check_output(out.cpu(), lse.cpu())
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-def test_an_fp8_cache_reads_as_the_reference_reads_it(dtype: torch.dtype) -> None:
-    lengths = (63, 20)
-    case = Case(lengths, ordinary_rows(lengths), storage="page-major")
-    pages, factors = zip(
-        *(reference.quantize(x.nan_to_num() * 3) for x in (case.k_pages, case.v_pages)),
-        strict=True,
-    )
-    case.k_pages, case.v_pages = pages
-    case.q = case.q.to(dtype)
-    wanted, wanted_lse = case.run("reference", scales=KVScales(*factors))
-    scales = KVScales(*(factor.to(DEVICE) for factor in factors))
-    out, lse = run(case, scales=scales)
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(out, wanted, atol=3 * tolerance, rtol=tolerance)
-    torch.testing.assert_close(lse, wanted_lse, atol=tolerance, rtol=tolerance)
-
-
 def test_states_merge_into_attention_over_the_union() -> None:
     lengths = (63, 20)
     rows = ordinary_rows(lengths)
     parts = []
-    for entry in range(2):
+    for block in range(2):
         part = Case(lengths, rows)
         part.rows = [
-            Row(row.own_start, [r if i == entry else None for i, r in enumerate(row.reads)])
+            Row(row.own_start, [r if i == block else None for i, r in enumerate(row.reads)])
             for row in rows
         ]
         parts.append(run(part))
     outs, lses = (torch.stack(states) for states in zip(*parts, strict=True))
     case = Case(lengths, rows)
-    case.check_output(*merge_states(outs, lses, impl="triton" if DEVICE == "cpu" else "auto"))
+    case.check_output(*merge_states(outs, lses))
 
 
 def test_a_launch_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors without data: asking one for its numbers raises."""
+    """On tensors without data, reading a number raises."""
 
     class Unlaunched:
         def __getitem__(self, grid: object) -> Any:
@@ -266,53 +241,6 @@ def test_a_launch_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) ->
         table = with_columns(case.table(), mode.from_tensor)
         out, _ = triton_attention.block_attention(q, k_pages, v_pages, table, scale=1.0)
     assert out.shape == case.q.shape
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="CUDA tensors are what Triton wants")
-def test_triton_on_tensors_it_cannot_run_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = (20, 17)
-    case = Case(lengths, ordinary_rows(lengths))
-    monkeypatch.setattr(triton_attention, "INTERPRETED", False)
-    with pytest.raises(KernelArgumentError, match=r"^impl: wanted CUDA tensors for 'triton'"):
-        case.run("triton")
-
-
-def test_triton_that_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "hogwild_kernels.cuda.triton_attention", None)
-    lengths = (20, 17)
-    with pytest.raises(KernelArgumentError, match=r"^impl: wanted Triton 3.* install"):
-        Case(lengths, ordinary_rows(lengths)).run("triton")
-
-
-def test_auto_takes_triton_on_cuda_where_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert backends._automatic("cuda", False) == backends._automatic("cuda", True) == "triton"
-    monkeypatch.setitem(sys.modules, "triton", None)
-    assert backends._automatic_on_cuda.__wrapped__() == "reference"
-    assert "Triton is not installed" in caplog.text
-    assert backends._automatic("cpu", False) == "cpu"
-    assert backends._automatic("cpu", True) == "reference"
-
-
-def test_scales_and_fp8_pages_come_together() -> None:
-    lengths = (20, 17)
-    case = Case(lengths, ordinary_rows(lengths))
-    factors = torch.ones(case.k_pages.shape[:-1])
-    scales = KVScales(factors, factors)
-    with pytest.raises(KernelArgumentError, match=r"^scales: wanted"):
-        case.run("auto", scales=scales)
-    case.k_pages, case.v_pages = (x.to(torch.float8_e4m3fn) for x in (case.k_pages, case.v_pages))
-    with pytest.raises(KernelArgumentError, match=r"^scales: wanted"):
-        case.run("auto")
-    with pytest.raises(KernelArgumentError, match=r"^impl: wanted 'reference' or 'triton'"):
-        case.run("cpu", scales=scales)
-    for bad in (KVScales(factors[1:], factors), KVScales(factors, factors.double())):
-        with pytest.raises(KernelArgumentError, match=r"^scales\.(keys|values): wanted"):
-            case.run("auto", scales=bad)
-    strided = torch.ones(factors.shape[::-1]).permute(2, 1, 0)
-    with pytest.raises(KernelArgumentError, match=r"^scales\.values: wanted strides"):
-        case.run("auto", scales=KVScales(factors, strided))
 
 
 @pytest.mark.parametrize("num_rows", [1, 4, 16, 512])

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hogwild_engine.api.errors import require
+from hogwild_kernels.names import ATTENTIONS, PREFILLS, AttentionName, PrefillName
 
 EMBEDDED_MODEL = "smollm2-135m"
 QUANTIZATIONS = ("none", "int8")
-ATTENTIONS = ("auto", "reference", "cpu", "native", "triton")
-PREFILLS = ("auto", "flash", "varlen", "same")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_INT64 = 2**63 - 1
 
@@ -58,8 +57,8 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8"] = "none"
     device: str = "auto"
-    attention: Literal["auto", "reference", "cpu", "native", "triton"] = "auto"
-    prefill_attention: Literal["auto", "flash", "varlen", "same"] = "auto"
+    attention: AttentionName = "auto"
+    prefill_attention: PrefillName = "auto"
     cuda_graphs: bool = False
     num_pages: int | None = None
     memory_fraction: float = 0.2

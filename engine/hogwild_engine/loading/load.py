@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,9 @@ from hogwild_engine.step import linear_packing
 from hogwild_engine.step.forward import Forward, TransformersForward
 from hogwild_engine.step.fused_llama import FusedLlamaForward
 from hogwild_engine.step.model_runner import ModelRunner
-from hogwild_kernels import KernelArgumentError, prefill_implementation
+from hogwild_kernels.api import AttentionBackend, KernelArgumentError
+from hogwild_kernels.backends import choose_backends
+from hogwild_kernels.cuda.long_runs import LongPromptBackend
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class LoadedModel:
         windows: each layer's sliding window, ``None`` where it sees everything.
         context_len: tokens that a view may hold.
         error: relative error of block-wise logits against the plain forward's.
-        prefill: which kernels attend for long feeds, as `hogwild_kernels` names them.
+        backends: attend over the cache, one a layer.
     """
 
     forward: Forward
@@ -41,23 +42,9 @@ class LoadedModel:
     windows: list[int | None]
     context_len: int
     error: float
-    prefill: str
+    backends: list[AttentionBackend]
 
 
-@contextmanager
-def _named_by_setting() -> Iterator[None]:
-    """Name the engine's setting where kernels that were asked for cannot run."""
-    try:
-        yield
-    except KernelArgumentError as error:
-        argument, _, said = str(error).partition(": ")
-        setting = {"impl": "attention", "prefill": "prefill_attention"}.get(argument)
-        if setting is None:
-            raise
-        raise ConfigError(f"{setting}: {said}") from error
-
-
-@_named_by_setting()
 def check(
     model: Any, ids: Sequence[int], calibration: Sequence[int], config: EngineConfig
 ) -> LoadedModel:
@@ -91,11 +78,10 @@ def check(
     context_len = weights.context_len(model, windows)
     validation.check_positions(model, ids, context_len)
     num_pages = validation.num_pages(config.page_size)
-    asked = config.prefill_attention
-    cache = KVCache(shapes, num_pages, config.page_size, config.attention, asked)
+    cache = KVCache(shapes, num_pages, config.page_size, _backends(config, shapes))
     hooked = ModelRunner(TransformersForward(model), cache, windows)
     fed = validation.check_logits(model, hooked, ids)
-    prefill = _prefill(model, hooked, ids, asked)
+    backends = _checked_prefill(model, hooked, ids, config.prefill_attention)
     # The lean forward holds compiled attention of its own.
     takes_lean = config.attention in ("auto", "native")
     lean = _lean(model, hooked.cache, windows, ids, fed.logits) if takes_lean else None
@@ -107,23 +93,36 @@ def check(
         linear_packing.pack(model, config.quantization, reaches)
     else:
         lean.pack(config.quantization, reaches)
-    return LoadedModel(lean or hooked.forward, shapes, windows, context_len, fed.error, prefill)
+    return LoadedModel(lean or hooked.forward, shapes, windows, context_len, fed.error, backends)
 
 
-def _prefill(model: Any, hooked: ModelRunner, ids: Sequence[int], asked: str) -> str:
-    """Which kernels attend for long feeds: those of all other rows where "auto" fails the check."""
-    cache = hooked.cache
-    kinds = {(shape.device, shape.dtype, shape.head_dim) for shape in cache.shapes}
-    if {prefill_implementation(asked, cache.impl, *kind) for kind in kinds} == {"same"}:
-        return "same"
+def _backends(config: EngineConfig, shapes: Sequence[LayerShape]) -> list[AttentionBackend]:
+    """Choose each layer's attention backend."""
+    specs = [shape.spec for shape in shapes]
     try:
-        validation.check_logits(model, hooked, ids, long=True)
+        return choose_backends(config.attention, config.prefill_attention, specs)
+    except KernelArgumentError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _checked_prefill(
+    model: Any, runner: ModelRunner, ids: Sequence[int], name: str
+) -> list[AttentionBackend]:
+    """Return the runner's backends, without a prefill backend that "auto" chose and that fails."""
+    backends = runner.cache.backends
+    if not any(isinstance(backend, LongPromptBackend) for backend in backends):
+        return backends
+    try:
+        validation.check_logits(model, runner, ids, long=True)
     except (ModelRefusedError, RuntimeError) as error:  # kernels that were built for other devices
-        if asked != "auto":
+        if name != "auto":
             raise
-        _log.warning("long prompts attend through the kernels of all other rows: %s", error)
-        return "same"
-    return asked
+        _log.warning("long prompts attend through the attention backend: %s", error)
+        return [
+            backend.attention if isinstance(backend, LongPromptBackend) else backend
+            for backend in backends
+        ]
+    return backends
 
 
 def _lean(

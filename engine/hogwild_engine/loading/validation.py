@@ -14,8 +14,9 @@ from hogwild_engine.cache import rope
 from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import LayerShape
 from hogwild_engine.step import attention_hook
-from hogwild_engine.step.batch import Batch, BlockRead, Chunk
+from hogwild_engine.step.batch import Batch, Chunk
 from hogwild_engine.step.model_runner import ModelRunner
+from hogwild_kernels.table import BlockRead
 
 BLOCK_LENGTHS = (5, 7, 12)
 PROBE_POSITIONS = (0, 1, 2, 3, 5, 9, 17, 40)
@@ -62,8 +63,10 @@ def layer_shapes(model: Any, device: torch.device) -> tuple[list[LayerShape], li
     bound = ROTATION_BOUND[probe.keys[0].dtype]
     rotations = rope.measure(probe.keys, PROBE_POSITIONS, model, bound)
     shapes = [
-        LayerShape(key.shape[1], key.shape[2], key.device, key.dtype, rotation)
-        for key, rotation in zip(probe.keys, rotations, strict=True)
+        LayerShape(key.shape[1], key.shape[2], key.device, key.dtype, rotation, group, softcap)
+        for key, rotation, group, softcap in zip(
+            probe.keys, rotations, probe.group_sizes, probe.softcaps, strict=True
+        )
     ]
     return shapes, probe.windows
 

@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from hogwild_engine.api.errors import ModelRefusedError
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.cache.rope import permute
-from hogwild_kernels import BlockTable, block_attention, write_kv
+from hogwild_kernels.table import BlockTable
 
 ATTENTION_NAME = "hogwild"
 """Registered for attention only: a name absent from the mask registry makes transformers build no
@@ -47,6 +47,8 @@ class RopeProbe:
 
     keys: list[torch.Tensor] = field(default_factory=list)
     windows: list[int | None] = field(default_factory=list)
+    group_sizes: list[int] = field(default_factory=list)
+    softcaps: list[float | None] = field(default_factory=list)
 
 
 def attention(
@@ -77,14 +79,16 @@ def attention(
             raise ModelRefusedError("attention interface", detail)
         hogwild.keys.append(key[0].transpose(0, 1))
         hogwild.windows.append(sliding_window)
+        hogwild.group_sizes.append(query.shape[1] // key.shape[1])
+        hogwild.softcaps.append(softcap)
         return torch.zeros_like(query.transpose(1, 2)), None
     layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     order = hogwild.cache.shapes[layer].rotation.permutation
     k_pages, v_pages = hogwild.cache.layers[layer]
-    impl = hogwild.cache.impl
+    backend = hogwild.cache.backends[layer]
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    write_kv(permute(k, order), v, k_pages, v_pages, hogwild.slots[k.device], impl=impl)
-    out, _lse = block_attention(
+    backend.write(permute(k, order), v, k_pages, v_pages, hogwild.slots[k.device])
+    out, _lse = backend.attend(
         permute(q, order),
         k_pages,
         v_pages,
@@ -92,8 +96,6 @@ def attention(
         scale=scaling,
         softcap=softcap,
         sinks=s_aux,
-        impl=impl,
-        prefill=hogwild.cache.prefill,
     )
     return out[None], None
 

@@ -7,12 +7,11 @@ session are contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from hogwild_engine.cache.block import Block
-from hogwild_kernels import BlockRead, Run
+from hogwild_kernels.table import BlockRead
 
 LONG_FEED = 256
 """A feed of so many rows may attend on its own, by kernels for long sequences. Not measured yet."""
@@ -105,42 +104,7 @@ class Batch:
                 entry.offsets.extend(range(first, first + count))
             block_start += length
 
-    def runs(self, window: int | None) -> tuple[Run, ...]:
-        """What the rows of long feeds read in layers with this window."""
-        first_pairs = list(accumulate((len(entry.hi) for entry in self.entries), initial=0))
-        found: list[Run] = []
-        for rows in self.long:
-            for number, entry in enumerate(self.entries):
-                index = rows.start - entry.first_row
-                if 0 <= index < len(entry.hi) and entry.hi[index]:
-                    hi = entry.hi[index + len(rows) - 1]
-                    pair = first_pairs[number] + index
-                    run = Run(rows.start, len(rows), number, pair, 0, hi, (-1, -1))
-                    found += _runs(run, entry, index, window)
-        return tuple(found)
-
 
 def view_len(view: Sequence[Block]) -> int:
     """Tokens in a view: what others made visible, and all of the own block, which comes last."""
     return sum(block.visible_len for block in view[:-1]) + len(view[-1])
-
-
-def _runs(run: Run, entry: BlockRead, index: int, window: int | None) -> Iterator[Run]:
-    """What is left of a run over a whole block, with rows from ``index`` on, in such a window."""
-    first, count, number, pair, _, hi, _ = run
-    own = entry.hi[index] < hi
-    if window is None:
-        yield run._replace(window=(-1, 0 if own else -1))
-        return
-    start = entry.offsets[index] - window + 1  # of the first row's window; each moves it by one
-    if own:
-        yield run._replace(lo=max(0, start), window=(window - 1, 0))
-        return
-    # Told apart: flash-attn takes no window over more rows than keys.
-    whole = min(count, max(0, 1 - start))
-    if whole:
-        yield run._replace(num_rows=whole)
-    sliding, lo = min(count, hi - start) - whole, start + whole
-    if sliding > 0:
-        around = (hi - lo - sliding, -1)
-        yield Run(first + whole, sliding, number, pair + whole, lo, hi, around)

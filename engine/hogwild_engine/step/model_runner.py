@@ -65,12 +65,11 @@ class ModelRunner:
         Args:
             numbers: the packed plan.
             sizes: of its parts.
-            plan: where it is given, too, its long feeds may attend on their own.
+            plan: the batch itself; ``None`` if the numbers are padded.
         """
         parts = {device: unpack(numbers.to(device), sizes) for device in self._devices}
         tables = [
-            parts[device].table(rotation, window, plan.runs(window) if plan else ())
-            for rotation, window, device in self._kinds
+            parts[device].table(rotation, window, plan) for rotation, window, device in self._kinds
         ]
         tensors = StepTensors(
             self.cache,

@@ -15,7 +15,7 @@ import torch
 
 from hogwild_engine.cache.rope import Rotation
 from hogwild_engine.step.batch import Batch
-from hogwild_kernels import BlockTable, Run
+from hogwild_kernels.table import BlockTable
 
 
 class Sizes(NamedTuple):
@@ -58,15 +58,22 @@ class Packed(NamedTuple):
     offsets: torch.Tensor
 
     def table(
-        self, rotation: Rotation, window: int | None, runs: tuple[Run, ...] = ()
+        self, rotation: Rotation, window: int | None, plan: Batch | None = None
     ) -> BlockTable:
-        """What layers with this rotation and window read; ``runs`` are those of the plan."""
+        """What layers with this rotation and window read.
+
+        Args:
+            rotation: of these layers.
+            window: their sliding window.
+            plan: the batch that was packed; ``None`` if it was padded.
+        """
         lo = self.lo
         if window is not None:
             lo = (self.offsets - window + 1).clamp(min=0)
         cos, sin = rotation.table(self.deltas)
         ints = (self.pages, self.first_row, self.num_rows, self.first_pair, lo, self.hi)
-        return BlockTable(*ints, cos=cos, sin=sin, runs=runs)
+        reads, long_rows = (tuple(plan.entries), tuple(plan.long)) if plan else (None, ())
+        return BlockTable(*ints, cos=cos, sin=sin, reads=reads, window=window, long_rows=long_rows)
 
 
 def pack(plan: Batch, sizes: Sizes) -> torch.Tensor:
