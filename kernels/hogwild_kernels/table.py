@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+_MAX_INT32 = 2**31 - 1
+
 
 class BlockRead(NamedTuple):
     """One appearance of a block in the views of consecutive query tokens, as plain integers.
@@ -163,5 +165,5 @@ def _is_inside(read: BlockRead, num_rows: int, num_pages: int, page_size: int) -
         and 0 <= first <= num_rows - len(hi)
         and 0 <= min(pages, default=0) <= max(pages, default=0) < num_pages
         and 0 <= min(hi, default=0) <= max(hi, default=0) <= len(pages) * page_size
-        and max(offsets, default=0) <= torch.iinfo(torch.int32).max
+        and max(offsets, default=0) <= _MAX_INT32
     )

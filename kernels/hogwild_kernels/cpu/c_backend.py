@@ -156,15 +156,14 @@ def _columns(
     reads = table.checked_reads(num_rows, num_pages, page_size)
     width = max((len(read.pages) for read in reads), default=0)
     counts = [len(read.hi) for read in reads]
-    columns = (
-        (page for read in reads for page in read.pages + [0] * (width - len(read.pages))),
-        (read.first_row for read in reads),
-        counts,
-        accumulate(counts[:-1], initial=0),
-        (low for read in reads for low in read.lo(table.window)),
-        (high for read in reads for high in read.hi),
-    )
-    return width, [array("i", column) for column in columns]
+    pages, lo, hi = array("i"), array("i"), array("i")
+    for read in reads:
+        pages.fromlist(read.pages + [0] * (width - len(read.pages)))
+        lo.fromlist(read.lo(table.window))
+        hi.fromlist(read.hi)
+    first_rows = array("i", [read.first_row for read in reads])
+    first_pairs = array("i", accumulate(counts[:-1], initial=0))
+    return width, [pages, first_rows, array("i", counts), first_pairs, lo, hi]
 
 
 def attend(
