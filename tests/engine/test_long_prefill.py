@@ -73,26 +73,26 @@ def ranges_by_columns(table: BlockTable, rows: set[int]) -> dict[tuple[int, int]
 
 @pytest.mark.parametrize("seed", range(8))
 def test_runs_say_what_the_columns_say_in_every_window(seed: int) -> None:
-    """Random passes: several sessions, feeds long and short, blocks that stand in a view twice."""
+    """Random batches: several sessions, long and short chunks, blocks twice in a view."""
     rng = random.Random(seed)
-    rig = ModelHarness(tiny_model("llama"), num_pages=200)
+    harness = ModelHarness(tiny_model("llama"), num_pages=200)
     made = Batch()
     for _ in range(rng.randint(1, 3)):
-        common = rig.block(range(rng.randint(1, 60)))
-        own = [rig.block(range(rng.randint(1, 70))) for _ in range(3)]
-        feeds = []
+        common = harness.block(range(rng.randint(1, 60)))
+        own = [harness.block(range(rng.randint(1, 70))) for _ in range(3)]
+        chunks = []
         for block in (common, *own):
             start = rng.randint(0, len(block) - 1)
             others = [other for other in own if other is not block]
             view = [common, *others, block] if block is not common else [common]
             if rng.random() < 0.3 and block is not common:
                 view.insert(0, common)
-            feeds.append(Chunk(block, start, len(block) - start, view))
-        rng.shuffle(feeds)
-        made.add_session(feeds)
+            chunks.append(Chunk(block, start, len(block) - start, view))
+        rng.shuffle(chunks)
+        made.add_session(chunks)
     rows = {row for long in made.long for row in long}
     sizes = Sizes.of(made)
-    rotation = rig.cache.shapes[0].rotation
+    rotation = harness.cache.shapes[0].rotation
     for window in (None, 1, 2, 7, 20, 33, 64, 100, 1000):
         table = unpack(pack(made, sizes), sizes).table(rotation, window, made)
         assert ranges_by_runs(table, rows) == ranges_by_columns(table, rows)
@@ -102,30 +102,28 @@ def test_runs_say_what_the_columns_say_in_every_window(seed: int) -> None:
             assert (of_run == cos).all()
 
 
-def passes(rig: ModelHarness) -> list[torch.Tensor]:
-    """Two workers decode while another session's prompt comes in, in a long and a short piece; then
-    a long history behind two blocks.
-    """
-    common, first, second = rig.block(range(100, 119)), rig.block([7, 8]), rig.block([9])
-    rig.run([Chunk(common, 0, 19, [common])])
-    prompt = rig.block(range(200, 231))
+def logits_of_steps(harness: ModelHarness) -> list[torch.Tensor]:
+    """Decode with two workers beside a long and a short chunk; then encode a long one alone."""
+    common, first, second = map(harness.block, (range(100, 119), [7, 8], [9]))
+    harness.run([Chunk(common, 0, 19, [common])])
+    prompt = harness.block(range(200, 231))
     logits = []
     for start, count in ((0, LONG + 3), (LONG + 3, 8)):
         made = Batch()
-        feeds = [
+        chunks = [
             Chunk(first, 0, 2, [common, second, first], samples=True),
             Chunk(second, 0, 1, [common, first, second], samples=True),
         ]
-        made.add_session(feeds)
+        made.add_session(chunks)
         made.add_session([Chunk(prompt, start, count, [prompt], samples=True)])
         made.sampled = list(range(len(made.tokens)))
-        logits.append(rig.runner.run(made))
-    history = rig.block(range(300, 330))
-    logits.append(rig.run([Chunk(history, 0, 30, [common, prompt, history], samples=True)]))
+        logits.append(harness.runner.run(made))
+    history = harness.block(range(300, 330))
+    logits.append(harness.run([Chunk(history, 0, 30, [common, prompt, history], samples=True)]))
     return logits
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the rig's model is on the CPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the harness's model is on the CPU")
 @pytest.mark.parametrize(
     ("family", "attention"),
     [
@@ -138,13 +136,13 @@ def passes(rig: ModelHarness) -> list[torch.Tensor]:
         ("glm4", "reference"),  # interleaved pairs, half of the dims
     ],
 )
-def test_a_long_prompt_beside_decoding_gives_the_logits_it_gives_without(
+def test_a_prefill_backend_leads_to_the_same_logits_beside_decoding(
     sequence_calls: list[tuple[int, int]], family: str, attention: str
 ) -> None:
     model = tiny_model(family)
-    plain = passes(ModelHarness(model, attention="reference", prefill="same"))
+    plain = logits_of_steps(ModelHarness(model, attention="reference", prefill="same"))
     assert not sequence_calls
-    alone = passes(ModelHarness(model, attention=attention, prefill="flash"))
+    alone = logits_of_steps(ModelHarness(model, attention=attention, prefill="flash"))
     assert max(rows for rows, _ in sequence_calls) == 30
     for got, wanted in zip(alone, plain, strict=True):
         torch.testing.assert_close(got, wanted, atol=2e-4, rtol=2e-4)
@@ -216,7 +214,7 @@ def test_auto_does_without_a_prefill_backend_that_fails_the_check(
         return 2 * out, lse
 
     monkeypatch.setattr(PREFILL_BACKENDS["flash"], "attend", off)
-    rig = ModelHarness(tiny_model("llama"), attention="triton")
-    backends = load._checked_prefill(rig.model, rig.runner, list(range(24)), "auto")
+    harness = ModelHarness(tiny_model("llama"), attention="triton")
+    backends = load._checked_prefill(harness.model, harness.runner, list(range(24)), "auto")
     assert {backend.name for backend in backends} == {"triton"}
     assert "long prompts attend through the attention backend" in caplog.text

@@ -37,7 +37,7 @@ def of_any_dtype(test: Any) -> Any:
 @of_any_dtype
 @pytest.mark.parametrize("storage", ["head-major", "page-major"])
 @pytest.mark.parametrize("lengths", [(1,), (63, 5), (111, 0, 17), (16, 32, 1, 63)], ids=str)
-def test_rows_see_every_block_at_its_place_in_their_view(
+def test_query_tokens_see_every_block_at_its_place_in_their_view(
     backend: str, storage: str, dtype: torch.dtype, lengths: tuple[int, ...]
 ) -> None:
     rows = ordinary_rows(lengths)
@@ -66,7 +66,7 @@ def test_pages_in_any_order(backend: str, scattered: bool) -> None:
 @pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("seed", range(12))
 def test_any_ranges_and_any_readers(backend: str, seed: int) -> None:
-    """Windows, hidden blocks, rows without a pair, blocks without a reader: one rule covers all."""
+    """Windows, hidden blocks, query tokens without a pair, blocks without a reader."""
     rng = random.Random(seed)
     lengths = [rng.choice((0, 1, 15, 16, 17, 63, 111)) for _ in range(rng.randint(1, 5))]
     rows = []
@@ -90,7 +90,7 @@ def test_a_window_hides_the_tokens_before_it(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", NAMES)
-def test_a_row_that_sees_nothing_is_zero_with_lse_minus_infinity(backend: str) -> None:
+def test_a_query_token_that_sees_nothing_is_zero_with_lse_minus_infinity(backend: str) -> None:
     rows = [Row(0, [(0, 0, 20)]), Row(0, [(0, 7, 7)]), Row(0, [(0, 9, 2)]), Row(0, [None])]
     case = Case((20,), rows)
     case.check(backend)
@@ -100,15 +100,15 @@ def test_a_row_that_sees_nothing_is_zero_with_lse_minus_infinity(backend: str) -
 
 
 @of_any_dtype
-def test_a_pass_in_which_nobody_sees_anything(backend: str, dtype: torch.dtype) -> None:
+def test_a_batch_in_which_every_query_token_sees_nothing(backend: str, dtype: torch.dtype) -> None:
     out, lse = Case((0, 5), [Row(0, [(0, 0, 0), (0, 3, 3)])] * 2, dtype=dtype).run(backend)
     assert out.eq(0).all()
     assert lse.eq(-math.inf).all()
 
 
 @pytest.mark.parametrize("backend", NAMES)
-def test_rows_past_a_range_that_nobody_sees_read_no_unwritten_slot(backend: str) -> None:
-    """``hi <= lo`` means unseen whatever ``hi`` is: here it points behind what is written."""
+def test_an_empty_range_past_the_written_tokens_reads_no_unwritten_slot(backend: str) -> None:
+    """With ``hi <= lo`` nothing is read, even if ``hi`` lies past the written tokens."""
     Case((20,), [Row(0, [(0, 0, 20)]), Row(0, [(0, 30, 25)])]).check(backend)
 
 

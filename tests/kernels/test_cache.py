@@ -38,7 +38,7 @@ def num_written(pages: torch.Tensor) -> int:
 @pytest.mark.parametrize("storage", ["head-major", "page-major"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [1, 63, 111])
-def test_rows_lie_where_their_slots_say_and_nowhere_else(
+def test_tokens_are_written_to_their_slots_and_nowhere_else(
     storage: str, dtype: torch.dtype, count: int
 ) -> None:
     slots = torch.randperm(NUM_PAGES * PAGE_SIZE)[:count]
@@ -70,7 +70,7 @@ def test_writing_casts_to_the_dtype_of_the_pages() -> None:
 @pytest.mark.parametrize("storage", ["head-major", "page-major"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("count", "dim"), [(1, 64), (31, 80), (55, 128)])
-def test_a_move_turns_keys_and_copies_values_in_every_layer(
+def test_a_move_rotates_keys_and_copies_values_in_every_layer(
     storage: str, dtype: torch.dtype, count: int, dim: int
 ) -> None:
     slots = torch.randperm(NUM_PAGES * PAGE_SIZE)
@@ -85,10 +85,10 @@ def test_a_move_turns_keys_and_copies_values_in_every_layer(
     before = [at(pages, source) for pages in (*k_pages, *v_pages)]
     REFERENCE.move(k_pages, v_pages, source, target, angle.cos().float(), angle.sin().float())
     for layer in range(3):
-        turned = turn(before[layer], deltas, inv_freq)
+        rotated = turn(before[layer], deltas, inv_freq)
         torch.testing.assert_close(
             at(k_pages[layer], target).double(),
-            turned,
+            rotated,
             atol=4 * ROUNDING[dtype],
             rtol=ROUNDING[dtype],
         )

@@ -28,7 +28,7 @@ SMALL = Config(16, 16, 4, 2, programs_per_sm=1, min_tiles=1)
 
 @pytest.fixture(autouse=True)
 def unwritten_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a kernel fails to write shows in the output."""
+    """Fill new tensors with NaN, so that what a kernel fails to write shows in the output."""
     empty = torch.empty
 
     def nan_filled(*args: Any, **options: Any) -> torch.Tensor:
@@ -76,7 +76,7 @@ def check(
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("lengths", [(1,), (63, 5), (111, 0, 17), (16, 32, 1, 63)], ids=str)
-def test_rows_see_every_block_at_its_place_in_their_view(
+def test_query_tokens_see_every_block_at_its_place_in_their_view(
     dtype: torch.dtype, lengths: tuple[int, ...]
 ) -> None:
     storage = "page-major" if len(lengths) % 2 else "head-major"
@@ -84,8 +84,8 @@ def test_rows_see_every_block_at_its_place_in_their_view(
 
 
 @pytest.mark.parametrize("num_programs", [1, 2, 5, 40])
-def test_any_number_of_splits_gives_the_same(num_programs: int) -> None:
-    """Borders fall into blocks, between blocks, and there are more programs than tiles."""
+def test_the_output_does_not_depend_on_the_number_of_splits(num_programs: int) -> None:
+    """Splits inside blocks, between blocks, and more programs than tiles."""
     lengths = (63, 0, 33, 17)
     check(Case(lengths, ordinary_rows(lengths)), num_programs=num_programs)
 
@@ -94,7 +94,7 @@ def test_any_number_of_splits_gives_the_same(num_programs: int) -> None:
     ("group", "dim"), [(1, 80), (3, 64), (4, 128), (7, 96), (2, 256), (40, 20), (17, 16)]
 )
 def test_head_groups_and_head_dims(group: int, dim: int) -> None:
-    """Also a group that is larger than a tile, which is then parted."""
+    """Also a group that is larger than a tile, which is then split."""
     lengths = (40, 9)
     rows = ordinary_rows(lengths)
     check(Case(lengths, rows, num_heads=2 * group, num_kv_heads=2, dim=dim))
@@ -102,7 +102,7 @@ def test_head_groups_and_head_dims(group: int, dim: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_any_ranges_and_any_readers(seed: int) -> None:
-    """Windows, hidden blocks, rows without a pair, blocks without a reader: one rule covers all."""
+    """Windows, hidden blocks, query tokens without a pair, blocks without a reader."""
     rng = random.Random(seed)
     lengths = [rng.choice((0, 1, 15, 16, 17, 63, 111)) for _ in range(rng.randint(1, 5))]
     rows = []
@@ -117,7 +117,7 @@ def test_any_ranges_and_any_readers(seed: int) -> None:
 
 
 def test_prefill_and_decode_of_several_sessions_in_one_launch() -> None:
-    """Session one feeds 21 tokens of a prompt; two workers of session two write one token each."""
+    """Session one encodes 21 prompt tokens; two workers of session two decode one token each."""
     prompt = [Row(0, [(0, 0, 8 + i), None, None, None]) for i in range(21)]
     workers = [
         Row(67, [None, (67, 0, 50), (17, 0, 17), (0, 0, 9)]),
@@ -134,7 +134,7 @@ def test_a_window_hides_the_tokens_before_it() -> None:
     check(Case((length,), rows))
 
 
-def test_a_row_that_sees_nothing_is_zero_with_lse_minus_infinity() -> None:
+def test_a_query_token_that_sees_nothing_is_zero_with_lse_minus_infinity() -> None:
     rows = [Row(0, [(0, 0, 20)]), Row(0, [(0, 7, 7)]), Row(0, [(0, 9, 2)]), Row(0, [None])]
     out, lse = run(Case((20,), rows))
     assert out[1:].eq(0).all()
@@ -142,19 +142,19 @@ def test_a_row_that_sees_nothing_is_zero_with_lse_minus_infinity() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(), (0, 5)], ids=str)
-def test_a_pass_in_which_nobody_sees_anything(lengths: Sequence[int]) -> None:
+def test_a_batch_in_which_every_query_token_sees_nothing(lengths: Sequence[int]) -> None:
     out, lse = run(Case(lengths, [Row(0, [(0, 0, 0), (0, 3, 3)][: len(lengths)])] * 2))
     assert out.eq(0).all()
     assert lse.eq(-math.inf).all()
 
 
-def test_a_pass_without_rows() -> None:
+def test_a_batch_without_query_tokens() -> None:
     out, lse = run(Case((20,), []))
     assert out.shape == (0, 4, 64)
     assert lse.shape == (0, 4)
 
 
-def test_rows_past_a_range_that_nobody_sees_read_no_unwritten_slot() -> None:
+def test_an_empty_range_past_the_written_tokens_reads_no_unwritten_slot() -> None:
     check(Case((20,), [Row(0, [(0, 0, 20)]), Row(0, [(0, 30, 25)])]))
 
 

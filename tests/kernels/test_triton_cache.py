@@ -32,7 +32,7 @@ def nan_pages(layers: int, dim: int, dtype: torch.dtype, storage: str) -> torch.
 @pytest.mark.parametrize(
     ("dtype", "dim"), [(torch.float32, 64), (torch.float16, 80), (torch.bfloat16, 20)], ids=str
 )
-def test_rows_lie_where_their_slots_say_and_nowhere_else(
+def test_tokens_are_written_to_their_slots_and_nowhere_else(
     storage: str, dtype: torch.dtype, dim: int
 ) -> None:
     slots = torch.randperm(NUM_PAGES * PAGE_SIZE, device=DEVICE)[:31]
@@ -59,7 +59,7 @@ def test_writing_casts_to_the_dtype_of_the_pages() -> None:
 
 @pytest.mark.parametrize("storage", ["head-major", "page-major"])
 @pytest.mark.parametrize(("dtype", "dim"), list(zip(DTYPES, (64, 80, 24), strict=True)), ids=str)
-def test_a_move_turns_keys_and_copies_values_in_every_layer(
+def test_a_move_rotates_keys_and_copies_values_in_every_layer(
     storage: str, dtype: torch.dtype, dim: int
 ) -> None:
     order = torch.randperm(NUM_PAGES * PAGE_SIZE, device=DEVICE)

@@ -125,7 +125,7 @@ def test_the_state_of_torchs_varlen_attn_has_its_own_shapes() -> None:
 @pytest.mark.parametrize(
     "window", [(-1, -1), (-1, 0), (6, 0), (300, 0), (600, -1), (0, -1)], ids=str
 )
-def test_a_library_gives_what_the_definition_gives(
+def test_a_library_equals_the_definition(
     name: str, dtype: torch.dtype, window: tuple[int, int]
 ) -> None:
     if reason := PREFILL_BACKENDS[name].supports(AttentionSpec(torch.device("cuda"), dtype, 128)):

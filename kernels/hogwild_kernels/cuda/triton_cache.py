@@ -10,11 +10,11 @@ import triton.language as tl
 
 @triton.jit
 def write_kernel(
-    k,
-    v,
-    k_pages,
-    v_pages,
-    slots,
+    k,  # [T, KH, D]
+    v,  # [T, KH, D]
+    k_pages,  # [num_pages, PAGE_SIZE, KH, D]
+    v_pages,  # [num_pages, PAGE_SIZE, KH, D]
+    slots,  # [T]
     k_row_stride,
     k_head_stride,
     v_row_stride,
@@ -49,12 +49,12 @@ def write_kernel(
 
 @triton.jit
 def move_kernel(
-    k_pages,
-    v_pages,
-    source,
-    target,
-    cos,
-    sin,
+    k_pages,  # [L, num_pages, PAGE_SIZE, KH, D]
+    v_pages,  # [L, num_pages, PAGE_SIZE, KH, D]
+    source,  # [N]
+    target,  # [N]
+    cos,  # [N, D/2]
+    sin,  # [N, D/2]
     k_layer_stride,
     k_page_stride,
     k_slot_stride,

@@ -11,9 +11,9 @@ import triton.language as tl
 def reduce_kernel(
     outs,  # [KH * PARTS, slots, BLOCK_M, D] float32
     lses,  # [KH * PARTS, slots, BLOCK_M] float32
-    tile_starts,
-    share,
-    sinks,
+    tile_starts,  # [R + 1]
+    share,  # [1]
+    sinks,  # [H]
     out,  # [T, H, D]
     lse,  # [T, H]
     num_q_rows,
@@ -59,6 +59,7 @@ def reduce_kernel(
         place = (lane * num_slots + row_tile + program).to(tl.int64)[:, None] * BLOCK_M + packed
         part_lse = tl.load(lses + place, mask=mask, other=float("-inf"))
         new_max = tl.maximum(running_max, tl.max(part_lse, axis=0))
+        # Subtract 0 while nothing is visible: -inf - -inf is NaN.
         pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
         weight = tl.exp(part_lse - pivot[None, :])
         rescale = tl.exp(running_max - pivot)

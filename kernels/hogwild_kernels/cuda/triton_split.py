@@ -2,6 +2,14 @@
 
 Stream-K over the work list (see triton_work.py): a program keeps one running softmax while its
 share stays in one row tile, and stores one partial output for each row tile that it touches.
+
+    for each segment of the share:        # (row tile, block read)
+        rotate the tile's queries for this block
+        for each token tile of the segment:
+            running softmax over its keys
+        store the partial output if the next segment has another row tile
+
+The split kernel runs once per (key/value head, part of its query heads) and program.
 """
 
 from __future__ import annotations
@@ -32,20 +40,20 @@ def find_segment(starts, num_segments, work):
     do_not_specialize=["num_q_rows", "num_reads", "num_segments", "num_slots", "pages_stride"]
 )
 def split_kernel(
-    q,
-    k_pages,
-    v_pages,
-    pages,
-    first_row,
-    num_rows,
-    first_pair,
-    lo,
-    hi,
-    cos,
-    sin,
-    segments,
-    starts,
-    share,
+    q,  # [T, H, D]
+    k_pages,  # [num_pages, PAGE_SIZE, KH, D]
+    v_pages,  # [num_pages, PAGE_SIZE, KH, D]
+    pages,  # [B, max_pages]
+    first_row,  # [B]
+    num_rows,  # [B]
+    first_pair,  # [B]
+    lo,  # [N]
+    hi,  # [N]
+    cos,  # [N, D/2]
+    sin,  # [N, D/2]
+    segments,  # [R * B]
+    starts,  # [R * B + 1]
+    share,  # [1]
     outs,  # [KH * PARTS, slots, BLOCK_M, D] float32
     lses,  # [KH * PARTS, slots, BLOCK_M] float32
     num_q_rows,
@@ -87,6 +95,7 @@ def split_kernel(
     end = tl.minimum(work + size, total)
 
     packed = tl.arange(0, BLOCK_M)
+    # Keys and queries are loaded in halves of D: rotation pairs dims d and d + D/2.
     half = tl.arange(0, HALF_PADDED)
     dim = tl.arange(0, DIM_PADDED)
     token_offset = tl.arange(0, BLOCK_N)
@@ -149,6 +158,7 @@ def split_kernel(
             seen = (token[None, :] >= low[:, None]) & (token[None, :] < high[:, None])
             score = tl.where(seen, score * LOG2_E, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(score, axis=1))
+            # Subtract 0 while nothing is visible: -inf - -inf is NaN.
             pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
             weight = tl.exp2(score - pivot[:, None])
             rescale = tl.exp2(running_max - pivot)
