@@ -1,4 +1,4 @@
-"""The kernels' part of `gpu_check.py`: right answers, and bytes a second against a read ceiling."""
+"""The kernels' part of `gpu_check.py`: right answers, and bytes per second of the read ceiling."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hogwild_kernels import move_kv, write_kv
-from hogwild_kernels.cuda import varlen
+from hogwild_kernels.api import AttentionSpec
+from hogwild_kernels.backends import BACKENDS, PREFILL_BACKENDS, choose_backends
 from recipes.gpu_problem import Heads, Problem
 
 BOUND = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 """Largest relative error (norm of the difference over norm) of a kernel against the reference."""
 
 L2_BYTES = 512 * 2**20
-"""Layers are cycled over at least this much, so that nothing stays in the second-level cache."""
-
+"""Layers are cycled over at least this much, so that nothing stays in the L2 cache."""
 
 PREFILL_HEADS = Heads(32, 8, 128)
 
 
 class Case(NamedTuple):
-    """What one check of attention looks like."""
+    """One check of attention."""
 
     name: str
     heads: Heads
     rows: int = 1
     window: int | None = None
-    fp8: bool = False
     softcap: float | None = None
     sinks: bool = False
 
@@ -47,16 +45,14 @@ CASES = (
     Case("window", Heads(8, 2, 128), rows=40, window=50),
     Case("softcap", Heads(8, 2, 128), softcap=5.0),
     Case("sinks", Heads(64, 8, 64), sinks=True),
-    Case("fp8 cache", Heads(32, 8, 128), fp8=True),
-    Case("fp8 prefill", Heads(32, 8, 128), rows=40, fp8=True),
 )
 
 
 def check_kernels(device: str, *, tiny: bool) -> list[dict[str, Any]]:
-    """Each kernel against the reference on the same tensors."""
+    """Compare each kernel with the reference on the same tensors."""
     found = []
     for case, dtype in itertools.product(CASES, BOUND):
-        if (tiny and dtype is not torch.float32) or (case.fp8 and not has_fp8(device)):
+        if tiny and dtype is not torch.float32:
             continue
         heads = case.heads
         if tiny:
@@ -71,16 +67,21 @@ def check_kernels(device: str, *, tiny: bool) -> list[dict[str, Any]]:
             dtype=dtype,
             device=device,
             window=case.window,
-            fp8=case.fp8,
         )
         sinks = torch.randn(heads.num_heads, device=device, dtype=dtype) if case.sinks else None
-        options = {"softcap": case.softcap, "sinks": sinks}
-        got, wanted = (problem.attend(0, impl, **options) for impl in ("triton", "reference"))
+        got, wanted = (
+            problem.attend(0, BACKENDS[name], softcap=case.softcap, sinks=sinks)
+            for name in ("triton", "reference")
+        )
         found.append(_compared(f"attention, {case.name}", dtype, got, wanted))
-    for name, dtype in itertools.product(varlen.BACKENDS, BOUND):
-        if prefill_refusal(name, device, dtype) is None:
+    for name, dtype in itertools.product(PREFILL_BACKENDS, BOUND):
+        spec = prefill_spec(device, dtype)
+        if PREFILL_BACKENDS[name].supports(spec) is None:
             problem = Problem(2, 2_000, PREFILL_HEADS, rows=300, dtype=dtype, device=device)
-            got, wanted = (problem.attend(0, "triton", prefill=who) for who in (name, "same"))
+            got, wanted = (
+                problem.attend(0, choose_backends("triton", prefill, [spec])[0])
+                for prefill in (name, "same")
+            )
             found.append(_compared(f"long prompt, {name} and triton", dtype, got, wanted))
     for dtype in BOUND:
         if not tiny or dtype is torch.float32:
@@ -88,19 +89,21 @@ def check_kernels(device: str, *, tiny: bool) -> list[dict[str, Any]]:
     return found
 
 
-def prefill_refusal(name: str, device: str, dtype: torch.dtype = torch.bfloat16) -> str | None:
-    """What a library for long prompts wants and does not find here; ``None`` where it can run."""
-    return varlen.refusal(name, torch.device(device), dtype, PREFILL_HEADS.dim, None)
+def prefill_spec(device: str, dtype: torch.dtype = torch.bfloat16) -> AttentionSpec:
+    """Return what layers of `PREFILL_HEADS` ask of a backend."""
+    num_heads, num_kv_heads, dim = PREFILL_HEADS
+    return AttentionSpec(torch.device(device), dtype, dim, num_heads // num_kv_heads)
 
 
-def measure_prefill(device: str, who: str, context: int, *, tiny: bool) -> dict[str, Any]:
-    """Milliseconds of one layer's attention for a piece of a prompt behind ``context`` tokens."""
+def measure_prefill(device: str, prefill: str, context: int, *, tiny: bool) -> dict[str, Any]:
+    """Return milliseconds of one layer's attention for a chunk behind ``context`` tokens."""
     rows = 3 if tiny else 2_048
     heads = Heads(4, 1, 64) if tiny else PREFILL_HEADS
     problem = Problem(1, context, heads, rows=rows, device=device)
-    attend = partial(problem.attend, 0, "triton", prefill=who)
+    (backend,) = choose_backends("triton", prefill, [prefill_spec(device)])
+    attend = partial(problem.attend, 0, backend)
     seconds = timed(attend, device, rounds=1 if tiny else 20)
-    return {"attends": who, "rows": rows, "context": context, "ms": seconds * 1e3}
+    return {"attends": prefill, "rows": rows, "context": context, "ms": seconds * 1e3}
 
 
 def _check_cache(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:
@@ -111,11 +114,11 @@ def _check_cache(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:
     angle = torch.randn(20, 64, device=device) * 10
     start = [torch.randn(shape, device=device).to(dtype) for _ in "kv"]
     written, moved = [], []
-    for impl in ("triton", "reference"):
+    for backend in (BACKENDS["triton"], BACKENDS["reference"]):
         keys, values = (pages.clone() for pages in start)
-        write_kv(k, v, keys[0], values[0], source, impl=impl)
+        backend.write(k, v, keys[0], values[0], source)
         written.append(torch.stack((keys, values)))
-        move_kv(keys, values, source, target, angle.cos(), angle.sin(), impl=impl)
+        backend.move(keys, values, source, target, angle.cos(), angle.sin())
         moved.append(torch.stack((keys, values)))
     return [_compared("write", dtype, *written), _compared("move", dtype, *moved)]
 
@@ -128,44 +131,30 @@ def _compared(
     return {"check": name, "dtype": str(dtype)[6:], "error": error, "right": right}
 
 
-def has_fp8(device: str) -> bool:
-    """Whether the device has the type that fp8 caches are stored in."""
-    return device == "cpu" or torch.cuda.get_device_capability() >= (8, 9)
-
-
 def read_ceiling(device: str, *, tiny: bool) -> float:
-    """Bytes a second at which the device reads memory: the best of a few plain sums."""
+    """Return bytes per second at which the device reads memory, by plain sums."""
     numbers = torch.ones(2**16 if tiny else 2**29, device=device)
     return numbers.nbytes / timed(numbers.sum, device, rounds=2 if tiny else 10)
 
 
-def measure_attention(
-    device: str, workers: int, context: int, *, fp8: bool, tiny: bool
-) -> dict[str, Any]:
-    """Bytes a second of one decode pass over Qwen3-8B's heads, the reduce kernel included."""
+def measure_attention(device: str, workers: int, context: int, *, tiny: bool) -> dict[str, Any]:
+    """Measure one decode step's attention over Qwen3-8B's heads, the reduce kernel included."""
     heads = Heads(4, 1, 64) if tiny else Heads(32, 8, 128)
-    problem = Problem(workers, context, heads, device=device, fp8=fp8)
+    problem = Problem(workers, context, heads, device=device)
     layers = 2 if tiny else max(2, min(64, -(-L2_BYTES // problem.bytes_read)))
-    problem = Problem(workers, context, heads, layers=layers, device=device, fp8=fp8)
+    problem = Problem(workers, context, heads, layers=layers, device=device)
 
     def all_layers() -> None:
         for layer in range(layers):
-            problem.attend(layer, "triton")
+            problem.attend(layer, BACKENDS["triton"])
 
     seconds = timed(all_layers, device, rounds=1 if tiny else 20) / layers
     rate = problem.bytes_read / seconds
-    cache = "fp8" if fp8 else "bf16"
-    return {
-        "workers": workers,
-        "context": context,
-        "cache": cache,
-        "us": seconds * 1e6,
-        "bytes_per_s": rate,
-    }
+    return {"workers": workers, "context": context, "us": seconds * 1e6, "bytes_per_s": rate}
 
 
 def timed(work: Callable[[], object], device: str, rounds: int) -> float:
-    """Seconds of one call, as a CUDA graph on a GPU, so that launches cost nothing."""
+    """Return seconds of one call, on a GPU as a CUDA graph, so that launches cost nothing."""
     if device == "cpu":
         start = time.perf_counter()
         for _ in range(rounds):

@@ -21,6 +21,7 @@ from hogwild_engine.step.batch import Chunk, build_batch
 from hogwild_engine.step.cuda_graphs import CudaCapture, DecodeGraphs
 from hogwild_engine.step.forward import TransformersForward
 from hogwild_engine.step.model_runner import ModelRunner
+from hogwild_kernels.backends import choose_backends
 
 QWEN3_8B: dict[str, Any] = {
     "vocab_size": 151_936,
@@ -45,7 +46,7 @@ PAGE_SIZE = 32
 
 
 def random_model(device: str, *, tiny: bool, layers: int | None) -> Any:
-    """A model of Qwen3-8B's shape."""
+    """Return a model of Qwen3-8B's shape."""
     shape = dict(TINY if tiny else QWEN3_8B)
     shape["num_hidden_layers"] = layers or shape["num_hidden_layers"]
     config = transformers.Qwen3Config(**shape, dtype="float32" if tiny else "bfloat16")
@@ -59,19 +60,24 @@ def random_model(device: str, *, tiny: bool, layers: int | None) -> Any:
 
 
 class Bench:
-    """A runner over a cache of random numbers.
+    """A model runner over a cache of random numbers.
 
     Args:
-        model: what runs.
-        device: where.
-        context: the most tokens that a common block will have.
-        graphs: run decode passes as CUDA graphs.
+        model: runs the steps.
+        device: holds the model and the cache.
+        context: maximum tokens of the common block.
+        graphs: replay decode steps as CUDA graphs.
     """
 
     def __init__(self, model: Any, device: str, context: int, *, graphs: bool) -> None:
         attention_hook.register()
         shapes, windows = rope_probe.layer_shapes(model, torch.device(device))
-        self.cache = KVCache(shapes, context // PAGE_SIZE + 64, PAGE_SIZE, "triton")
+        self.cache = KVCache(
+            shapes,
+            context // PAGE_SIZE + 64,
+            PAGE_SIZE,
+            choose_backends("triton", "auto", [s.spec for s in shapes]),
+        )
         for group in self.cache.groups:
             group.keys.normal_()
             group.values.normal_()
@@ -79,23 +85,23 @@ class Bench:
         self.runner = ModelRunner(TransformersForward(model), self.cache, windows, captures)
 
     def step_s(self, workers: int, context: int, rounds: int) -> float:
-        """Seconds of one step: plan, pass, greedy tokens on the host."""
+        """Return seconds of one step: batch, forward, greedy tokens on the host."""
         common = Block(self.cache)
         common.append([1] * context)
         common.publish()
         blocks = [Block(self.cache) for _ in range(workers)]
 
         def step() -> None:
-            feeds = []
+            chunks = []
             for block in blocks:
                 block.append([1])
                 block.publish()
             for block in blocks:
                 others = [other for other in blocks if other is not block]
-                feeds.append(
+                chunks.append(
                     Chunk(block, len(block) - 1, 1, [common, *others, block], samples=True)
                 )
-            self.runner.run(build_batch([feeds])).argmax(dim=-1).tolist()
+            self.runner.run(build_batch([chunks])).argmax(dim=-1).tolist()
 
         try:
             return _mean_s(step, rounds)
@@ -105,7 +111,7 @@ class Bench:
 
 
 def baseline(model: Any, device: str, context: int, rounds: int) -> tuple[str, float]:
-    """Seconds of one step of transformers on one sequence, and the attention that it used."""
+    """Return the attention that transformers used on one sequence, and seconds of one step."""
     has_flash = device != "cpu" and importlib.util.find_spec("flash_attn") is not None
     name = "flash_attention_2" if has_flash else "sdpa"
     model.set_attn_implementation(name)

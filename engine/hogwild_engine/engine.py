@@ -104,21 +104,20 @@ class Engine:
         self.config = config
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        checked = run_in_fresh_thread(lambda: load_model(config, loaded))
-        self.tokenizer, self.chat = checked.tokenizer, checked.chat
-        self.default_sampling = checked.default_sampling
-        self.context_len, self.check_error = checked.context_len, checked.validation_error
-        num_pages, impl = self._pages(checked.shapes, checked.device), config.attention
+        model = run_in_fresh_thread(lambda: load_model(config, loaded))
+        self.tokenizer, self.chat = model.tokenizer, model.chat
+        self.default_sampling = model.default_sampling
+        self.context_len, self.check_error = model.context_len, model.validation_error
+        num_pages = self._pages(model.shapes, model.device)
         self._cache = KVCache(
-            checked.shapes,
+            model.shapes,
             num_pages,
             config.page_size,
-            impl,
-            checked.prefill,
+            model.backends,
             keeps_pages=config.prefix_cache,
         )
-        graphs = self._graphs(checked.shapes) if config.cuda_graphs else None
-        self._runner = ModelRunner(checked.forward, self._cache, checked.windows, graphs)
+        graphs = self._graphs(model.shapes) if config.cuda_graphs else None
+        self._runner = ModelRunner(model.forward, self._cache, model.windows, graphs)
         self._scheduler = Scheduler(self._cache, config.max_num_batched_tokens)
         self._handles: dict[Session, Handle] = {}
         self._submitted: deque[Session] = deque()

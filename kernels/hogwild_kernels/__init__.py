@@ -1,33 +1,5 @@
-"""Attention over many key/value blocks: tensors in, tensors out. Knows nothing of models, tokens or
-workers.
+"""Attention over many blocks of a paged KV cache: tensors in, tensors out.
+
+Knows nothing of models, tokens or workers. The package itself imports nothing, so that settings can
+read `hogwild_kernels.names` without loading torch.
 """
-
-from hogwild_kernels.api import (
-    IMPLEMENTATIONS,
-    PREFILLS,
-    BlockRead,
-    BlockTable,
-    KernelArgumentError,
-    KVScales,
-    Run,
-    block_attention,
-    merge_states,
-    move_kv,
-    prefill_implementation,
-    write_kv,
-)
-
-__all__ = [
-    "IMPLEMENTATIONS",
-    "PREFILLS",
-    "BlockRead",
-    "BlockTable",
-    "KVScales",
-    "KernelArgumentError",
-    "Run",
-    "block_attention",
-    "merge_states",
-    "move_kv",
-    "prefill_implementation",
-    "write_kv",
-]

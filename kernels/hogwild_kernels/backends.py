@@ -1,130 +1,76 @@
-"""Which implementation runs, decided from devices, types and what is installed; never by trying."""
+"""Choose attention backends at load, from devices, dtypes and installed packages."""
 
 from __future__ import annotations
 
 import logging
-from functools import cache
-from importlib import import_module
-from types import ModuleType
+from collections.abc import Sequence
 
-import torch
+from hogwild_kernels.api import AttentionBackend, AttentionSpec, check
+from hogwild_kernels.cpu.c_backend import NativeBackend
+from hogwild_kernels.cpu.torch_backend import TorchBackend
+from hogwild_kernels.cuda.long_runs import LongPromptBackend
+from hogwild_kernels.cuda.triton_backend import TritonBackend
+from hogwild_kernels.cuda.varlen import FlashAttention, PrefillBackend, TorchVarlen
+from hogwild_kernels.names import ATTENTIONS, PREFILLS
+from hogwild_kernels.reference import ReferenceBackend
 
-from hogwild_kernels.cuda import varlen
-from hogwild_kernels.table import KVScales
-
-IMPLEMENTATIONS = ("auto", "reference", "cpu", "native", "triton")
-"""What ``impl`` may be. "auto" is "triton" on CUDA where it is installed, "native" or else "cpu"
-on the CPU, "reference" for all other devices and for an fp8 cache on the CPU.
-"""
-
-PREFILLS = ("auto", "flash", "varlen", "same")
-"""What ``prefill`` may be: who attends for the long runs of a table. "flash" is the package
-flash-attn, "varlen" is torch's own attention over variable lengths, "same" is what ``impl`` says.
-"auto" is the first of them that can run where ``impl`` is "auto" or "triton", else "same".
-"""
-
-_MODULES = {
-    "reference": "hogwild_kernels.reference",
-    "cpu": "hogwild_kernels.cpu.torch_backend",
-    "native": "hogwild_kernels.cpu.c_backend",
-    "triton": "hogwild_kernels.cuda.triton_attention",
+BACKENDS: dict[str, AttentionBackend] = {
+    backend.name: backend
+    for backend in (ReferenceBackend(), TorchBackend(), NativeBackend(), TritonBackend())
 }
-_FP8_CAPABILITY = (8, 9)
+PREFILL_BACKENDS: dict[str, PrefillBackend] = {
+    backend.name: backend for backend in (FlashAttention(), TorchVarlen())
+}
+_AUTO = {"cuda": ("triton", "reference"), "cpu": ("native", "cpu")}
 
 _log = logging.getLogger(__name__)
 
 
-class KernelArgumentError(ValueError):
-    """An argument has the wrong shape, type or device, or a requested implementation cannot run."""
-
-
-def implementation(impl: str, tensor: torch.Tensor, scales: KVScales | None = None) -> ModuleType:
-    """The module that runs the four operations on tensors like this one.
-
-    Raises:
-        KernelArgumentError: ``impl`` is unknown, or cannot run on such tensors.
-    """
-    check(impl in IMPLEMENTATIONS, "impl", f"one of {IMPLEMENTATIONS}", impl)
-    device = tensor.device
-    if impl == "auto":
-        impl = _automatic(device.type, scales is not None)
-    if impl in ("cpu", "native"):
-        check(device.type == "cpu", "impl", f"tensors on the CPU for {impl!r}", device)
-        check(scales is None, "impl", "'reference' or 'triton' for an fp8 cache", impl)
-    if impl == "triton":
-        _check_triton(device, scales is not None)
-    return import_module(_MODULES[impl])
-
-
-def _automatic(device_type: str, is_fp8: bool) -> str:
-    if device_type == "cuda":
-        return _automatic_on_cuda()
-    return "cpu" if device_type == "cpu" and not is_fp8 else "reference"
-
-
-@cache
-def _automatic_on_cuda() -> str:
-    try:
-        import_module("triton")
-    except ImportError:
-        _log.warning("attention runs in plain PyTorch, which is slow: Triton is not installed")
-        return "reference"
-    return "triton"
-
-
-def _check_triton(device: torch.device, is_fp8: bool) -> None:
-    try:
-        module = import_module(_MODULES["triton"])
-    except ImportError as error:
-        raise KernelArgumentError(
-            "impl: wanted Triton 3.6 or newer for 'triton' (pip install triton), got none"
-        ) from error
-    wanted = "CUDA tensors for 'triton', or TRITON_INTERPRET=1 in the environment"
-    runs = device.type == "cuda" or (device.type == "cpu" and module.INTERPRETED)
-    check(runs, "impl", wanted, device)
-    if is_fp8 and device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        check(capability >= _FP8_CAPABILITY, "impl", "sm_89 or newer for fp8", capability)
-
-
-@cache
-def prefill_implementation(
-    prefill: str,
-    impl: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    dim: int,
-    softcap: float | None = None,
-) -> str:
-    """Who attends for long runs of rows: a name of `PREFILLS`, and never "auto".
+def choose_backends(
+    attention: str, prefill: str, specs: Sequence[AttentionSpec]
+) -> list[AttentionBackend]:
+    """Return the attention backend of each layer; equal layers share one.
 
     Args:
-        prefill: one of `PREFILLS`.
-        impl: who attends for all other rows, one of `IMPLEMENTATIONS`.
-        device: where the cache is.
-        dtype: the cache's.
-        dim: D.
-        softcap: as in `block_attention`.
+        attention: one of `hogwild_kernels.names.ATTENTIONS`.
+        prefill: one of `hogwild_kernels.names.PREFILLS`.
+        specs: one a layer.
 
     Raises:
-        KernelArgumentError: ``prefill`` names what cannot run on such a cache.
+        KernelArgumentError: a name is unknown, or its backend cannot run such layers. The message
+            starts with the engine's setting, ``attention`` or ``prefill_attention``.
     """
-    check(prefill in PREFILLS, "prefill", f"one of {PREFILLS}", prefill)
-    kind = (device, dtype, dim, softcap)
-    chosen = "same"
-    if prefill in varlen.BACKENDS:
-        refusal = varlen.refusal(prefill, *kind)
-        check(refusal is None, "prefill", f"for {prefill!r} {refusal}", kind)
-        chosen = prefill
-    elif prefill == "auto" and impl in ("auto", "triton"):
-        able = (name for name in varlen.BACKENDS if varlen.refusal(name, *kind) is None)
-        chosen = next(able, chosen)
-    who = "the kernels of all other rows" if chosen == "same" else repr(chosen)
-    _log.info("long prompts attend through %s (device, dtype, head dim, softcap: %s)", who, kind)
-    return chosen
+    check(attention in ATTENTIONS, "attention", f"one of {ATTENTIONS}", attention)
+    check(prefill in PREFILLS, "prefill_attention", f"one of {PREFILLS}", prefill)
+    chosen: dict[AttentionSpec, AttentionBackend] = {}
+    for spec in dict.fromkeys(specs):
+        backend = _attention_backend(attention, spec)
+        if prefill == "auto" and attention not in ("auto", "triton"):
+            library = None  # another backend was requested for every query token
+        else:
+            library = _prefill_backend(prefill, spec)
+        chosen[spec] = LongPromptBackend(backend, library) if library else backend
+        _log.info("attention runs by %s (%s)", chosen[spec].name, spec)
+    return [chosen[spec] for spec in specs]
 
 
-def check(holds: bool, name: str, wanted: str, came: object) -> None:
-    """Raise `KernelArgumentError` naming the argument unless ``holds``."""
-    if not holds:
-        raise KernelArgumentError(f"{name}: wanted {wanted}, got {came!r}")
+def _attention_backend(name: str, spec: AttentionSpec) -> AttentionBackend:
+    if name != "auto":
+        reason = BACKENDS[name].supports(spec)
+        check(reason is None, "attention", f"for {name!r} {reason}", spec)
+        return BACKENDS[name]
+    candidates = [BACKENDS[known] for known in _AUTO.get(spec.device.type, ("reference",))]
+    backend = next(candidate for candidate in candidates if candidate.supports(spec) is None)
+    if spec.device.type == "cuda" and backend.name == "reference":
+        reason = candidates[0].supports(spec)
+        _log.warning("attention runs in plain PyTorch, which is slow: Triton wants %s", reason)
+    return backend
+
+
+def _prefill_backend(name: str, spec: AttentionSpec) -> PrefillBackend | None:
+    if name in PREFILL_BACKENDS:
+        reason = PREFILL_BACKENDS[name].supports(spec)
+        check(reason is None, "prefill_attention", f"for {name!r} {reason}", spec)
+        return PREFILL_BACKENDS[name]
+    candidates = PREFILL_BACKENDS.values() if name == "auto" else ()
+    return next((library for library in candidates if library.supports(spec) is None), None)

@@ -1,14 +1,100 @@
-"""The plain implementation: short, slow, obviously right. Every other one is held to it.
+"""The plain backend: short, slow, obviously right. Every other backend is tested against it.
 
 Attention over blocks is ordinary attention over the concatenation of all blocks, except that a
-row's query is rotated anew for each block (Hogwild! Inference, arXiv 2504.06261, section 3).
+query is rotated anew for each block (Hogwild! Inference, arXiv 2504.06261, section 3).
 """
 
 from __future__ import annotations
 
 import torch
 
-from hogwild_kernels.table import BlockTable, KVScales
+from hogwild_kernels.api import AttentionBackend, AttentionSpec, States
+from hogwild_kernels.table import BlockTable
+
+
+class ReferenceBackend(AttentionBackend):
+    """Attention in plain PyTorch, for any device and dtype. See `AttentionBackend` for shapes."""
+
+    name = "reference"
+
+    def supports(self, spec: AttentionSpec) -> str | None:
+        return None
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        table: BlockTable,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> States:
+        num_rows, num_heads, _ = q.shape
+        page_size, num_kv_heads = k_pages.shape[1:3]
+        group = num_heads // num_kv_heads
+        scores, values = [], []
+        for read in range(table.pages.shape[0]):
+            count, row, pair = (
+                int(column[read]) for column in (table.num_rows, table.first_row, table.first_pair)
+            )
+            rows, pairs = slice(row, row + count), slice(pair, pair + count)
+            hi = torch.where(table.lo[pairs] < table.hi[pairs], table.hi[pairs], 0)
+            length = int(hi.max()) if count else 0
+            numbers = table.pages[read, : -(-length // page_size)].long()
+            keys = k_pages[numbers].flatten(0, 1)[:length].float()  # [S, KH, D]
+            query = rotate(q[rows], table.cos[pairs], table.sin[pairs])  # [R, H, D]
+            query = query.unflatten(1, (num_kv_heads, group))
+            score = torch.einsum("rkgd,skd->rkgs", query, keys).flatten(1, 2) * scale  # [R, H, S]
+            if softcap is not None:
+                score = softcap * torch.tanh(score / softcap)
+            token = torch.arange(length, device=q.device)
+            visible = (token >= table.lo[pairs, None]) & (token < hi[:, None])  # [R, S]
+            score = score.masked_fill(~visible[:, None], -torch.inf)
+            full = score.new_full((num_rows, num_heads, length), -torch.inf)
+            full[rows] = score
+            scores.append(full)
+            values.append(v_pages[numbers].flatten(0, 1)[:length].float())
+        if sinks is not None:
+            scores.append(sinks.float()[None, :, None].expand(num_rows, -1, 1))
+            values.append(torch.zeros((1, *v_pages.shape[2:]), device=q.device))
+        score, value = torch.cat(scores, dim=-1), torch.cat(values)  # [T, H, S], [S, KH, D]
+        lse = torch.logsumexp(score, dim=-1)  # [T, H]
+        weight = torch.exp(score - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
+        weight = weight.unflatten(1, (num_kv_heads, group))
+        out = torch.einsum("tkgs,skd->tkgd", weight, value).flatten(1, 2)
+        return out.to(q.dtype), lse
+
+    def _write(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        page_size = k_pages.shape[1]
+        written = slots >= 0
+        place = slots[written] // page_size, slots[written] % page_size
+        k_pages[place] = k[written].to(k_pages.dtype)
+        v_pages[place] = v[written].to(v_pages.dtype)
+
+    def _move(
+        self,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> None:
+        page_size = k_pages.shape[2]
+        old = source // page_size, source % page_size
+        new = target // page_size, target % page_size
+        for keys, values in zip(k_pages, v_pages, strict=True):
+            keys[new] = rotate(keys[old], cos, sin).to(keys.dtype)
+            values[new] = values[old]
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -24,120 +110,16 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def block_attention(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    table: BlockTable,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    scales: KVScales | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    num_rows, num_heads, _ = q.shape
-    page_size, num_kv_heads = k_pages.shape[1:3]
-    group = num_heads // num_kv_heads
-    scores, values = [], []
-    for entry in range(table.pages.shape[0]):
-        count, row, pair = (
-            int(t[entry]) for t in (table.num_rows, table.first_row, table.first_pair)
-        )
-        rows, pairs = slice(row, row + count), slice(pair, pair + count)
-        hi = torch.where(table.lo[pairs] < table.hi[pairs], table.hi[pairs], 0)
-        length = int(hi.max()) if count else 0
-        pages = table.pages[entry, : -(-length // page_size)].long()
-        keys = _read(k_pages, scales and scales.keys, pages, length)  # [S, KH, D]
-        query = rotate(q[rows], table.cos[pairs], table.sin[pairs])  # [R, H, D]
-        query = query.unflatten(1, (num_kv_heads, group))
-        score = torch.einsum("rkgd,skd->rkgs", query, keys).flatten(1, 2) * scale  # [R, H, S]
-        if softcap is not None:
-            score = softcap * torch.tanh(score / softcap)
-        token = torch.arange(length, device=q.device)
-        seen = (token >= table.lo[pairs, None]) & (token < hi[:, None])  # [R, S]
-        score = score.masked_fill(~seen[:, None], -torch.inf)
-        full = score.new_full((num_rows, num_heads, length), -torch.inf)
-        full[rows] = score
-        scores.append(full)
-        values.append(_read(v_pages, scales and scales.values, pages, length))
-    if sinks is not None:
-        scores.append(sinks.float()[None, :, None].expand(num_rows, -1, 1))
-        values.append(torch.zeros((1, *v_pages.shape[2:]), device=q.device))
-    score, value = torch.cat(scores, dim=-1), torch.cat(values)  # [T, H, S], [S, KH, D]
-    lse = torch.logsumexp(score, dim=-1)  # [T, H]
-    weight = torch.exp(score - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
-    weight = weight.unflatten(1, (num_kv_heads, group))
-    out = torch.einsum("tkgs,skd->tkgd", weight, value).flatten(1, 2)
-    return out.to(q.dtype), lse
-
-
-def _read(
-    pages: torch.Tensor, scales: torch.Tensor | None, numbers: torch.Tensor, length: int
-) -> torch.Tensor:
-    """The first tokens on the pages with these numbers, float32 ``[length, KH, D]``."""
-    tokens = pages[numbers].flatten(0, 1)[:length].float()
-    return tokens if scales is None else tokens * scales[numbers].flatten(0, 1)[:length, :, None]
-
-
-def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers in fp8 with one scale a vector, such that the largest meets the largest fp8 number.
+def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> States:
+    """Merge attention over disjoint key sets into attention over their union.
 
     Args:
-        x: ``[..., D]``.
+        outs: partial outputs, each normalised by its own softmax. ``[P, T, H, D]``.
+        lses: their natural log-sum-exps, float32 ``[P, T, H]``.
 
     Returns:
-        float8_e4m3fn ``[..., D]`` and float32 ``[...]``.
+        Output ``[T, H, D]`` and log-sum-exp ``[T, H]``.
     """
-    scale = x.float().abs().amax(-1) / torch.finfo(torch.float8_e4m3fn).max
-    scale = scale.masked_fill(scale == 0, 1.0)
-    return (x.float() / scale[..., None]).to(torch.float8_e4m3fn), scale
-
-
-def write_kv(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    slots: torch.Tensor,
-    *,
-    scales: KVScales | None = None,
-) -> None:
-    page_size = k_pages.shape[1]
-    kept = slots >= 0
-    page, offset = slots[kept] // page_size, slots[kept] % page_size
-    for index, (x, pages) in enumerate(((k, k_pages), (v, v_pages))):
-        stored = x[kept]
-        if scales is not None:
-            stored, scales[index][page, offset] = quantize(stored)
-        pages[page, offset] = stored.to(pages.dtype)
-
-
-def move_kv(
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    source: torch.Tensor,
-    target: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    *,
-    scales: KVScales | None = None,
-) -> None:
-    page_size = k_pages.shape[2]
-    origin = source // page_size, source % page_size
-    goal = target // page_size, target % page_size
-    for layer in range(k_pages.shape[0]):
-        keys = k_pages[layer][origin]
-        if scales is None:
-            moved = rotate(keys, cos, sin)
-        else:
-            keys = keys.float() * scales.keys[layer][origin][..., None]
-            moved, scales.keys[layer][goal] = quantize(rotate(keys, cos, sin))
-            scales.values[layer][goal] = scales.values[layer][origin]
-        k_pages[layer][goal] = moved.to(k_pages.dtype)
-        v_pages[layer][goal] = v_pages[layer][origin]
-
-
-def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     lse = torch.logsumexp(lses.float(), dim=0)  # [T, H]
     weight = torch.exp(lses - lse.masked_fill(lse == -torch.inf, 0.0))  # [P, T, H]
     out = (outs.float() * weight[..., None]).sum(dim=0)

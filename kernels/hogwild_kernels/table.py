@@ -1,5 +1,6 @@
-"""The table that says which query rows read which cached keys, and at which extra rotation; the
-scales of a cache in fp8.
+"""Which query token reads which cached block, and how far its query is rotated for it.
+
+`BlockRead` holds plain integers, `BlockTable` the same as tensors on the device that attends.
 """
 
 from __future__ import annotations
@@ -9,22 +10,30 @@ from typing import Any, NamedTuple
 
 import torch
 
-
-class KVScales(NamedTuple):
-    """Factors that turn stored fp8 numbers into keys and values, one a (token, head).
-
-    Args:
-        keys: float32 ``[num_pages, page_size, KH]``, of all layers ``[L, num_pages, page_size,
-            KH]``.
-        values: the same, with the same strides.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
+_MAX_INT32 = 2**31 - 1
 
 
 class BlockRead(NamedTuple):
     """One appearance of a block in the views of consecutive query tokens, as plain integers.
+
+    Keys are cached with RoPE at positions local to their block: a block's first token has position
+    0 wherever the block appears in a view. A query is rotated at its position in the block it
+    belongs to, and by *delta* more when it reads another block::
+
+        delta = start of the query's own block in the view - start of the block it reads
+
+    For example, Alice's view is a common block of 100 tokens, Bob's open paragraph of 7 tokens,
+    a separator of 2 tokens, and Alice's own block::
+
+        block        start in Alice's view   delta
+        common                           0   109 - 0   = 109
+        Bob                            100   109 - 100 =   9
+        separator                      107   109 - 107 =   2
+        Alice                          109   109 - 109 =   0
+
+    In her view, Alice's token 3 is at 109 + 3 = 112, Bob's token 5 at 100 + 5 = 105: 7 apart. Her
+    query is rotated by 3 + delta 9 = 12, Bob's key by 5: again 7 apart. RoPE scores depend only on
+    the distance, so one cached copy of Bob's key serves every view.
 
     ``deltas``, ``hi`` and ``offsets`` are parallel: item ``i`` belongs to query token
     ``first_row + i``.
@@ -32,11 +41,10 @@ class BlockRead(NamedTuple):
     Args:
         pages: page numbers of the block, in order.
         first_row: the first query token of the lists.
-        deltas: how far the reader's own block starts behind this one in the reader's view: the
-            extra rotation of its query.
+        deltas: extra rotation of each query, in positions.
         hi: one past the last visible token; 0 if the query token does not read the block.
         offsets: distance in the view from the block's first token to the query token, for sliding
-            windows.
+            windows. Alice's token 3 has offset 112 in the common block and 12 in Bob's.
     """
 
     pages: list[int]
@@ -45,59 +53,42 @@ class BlockRead(NamedTuple):
     hi: list[int]
     offsets: list[int]
 
-
-class Run(NamedTuple):
-    """Consecutive rows that read one block alike: what attention over long sequences takes at once.
-
-    All rows are turned by the same angle, and each sees at least one token. Row ``i`` of the run
-    stands at token ``hi - num_rows + i``, its diagonal.
-
-    Args:
-        first_row: the first row.
-        num_rows: how many they are.
-        entry: the entry of the table that they read.
-        first_pair: the pair of the first row.
-        lo: first token that any of them sees.
-        hi: one past the last token that any of them sees.
-        window: how many tokens before and after its diagonal a row sees; -1 for all from ``lo`` on,
-            and for all up to ``hi``. Not (some, all) where there are more rows than tokens.
-    """
-
-    first_row: int
-    num_rows: int
-    entry: int
-    first_pair: int
-    lo: int
-    hi: int
-    window: tuple[int, int]
+    def lo(self, window: int | None) -> list[int]:
+        """Return the first token of the block inside each query token's sliding window."""
+        if window is None:
+            return [0] * len(self.hi)
+        return [max(0, offset - window + 1) for offset in self.offsets]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockTable:
-    """What every row of one pass reads, as tensors.
+    """What every query token of a batch reads in the layers of one kind, as tensors.
 
-    Entry ``b`` is one appearance of a block in the views of a run of consecutive rows. Row
-    ``first_row[b] + i`` owns *pair* ``first_pair[b] + i`` and sees the block's tokens ``lo <= j <
-    hi`` of that pair; ``hi <= lo`` means that the row does not see the block. A block that stands
-    twice in a view has two entries.
+    Row ``b`` of the first four tensors is one `BlockRead`. Query token ``first_row[b] + i`` and
+    that block form the *pair* ``first_pair[b] + i``; it sees the block's tokens ``lo <= j < hi``,
+    none if ``hi <= lo``. A block that appears twice in a view has two block reads.
 
     The query of a pair is rotated by ``cos``/``sin`` before it meets the block's keys: dims ``(d, d
     + D/2)`` form rotation pair ``d``. Dims that the model does not rotate have ``cos`` 1 and
     ``sin`` 0.
 
+    B block reads, N pairs of (query token, block).
+
     Args:
-        pages: page numbers of each entry's block, in order, padded with 0. int32 ``[B,
-            max_pages]``.
-        first_row: first row that reads the entry. int32 ``[B]``.
-        num_rows: how many rows from there on have a pair. int32 ``[B]``.
+        pages: page numbers of each block, in order, padded with 0. int32 ``[B, max_pages]``.
+        first_row: the first query token that reads the block. int32 ``[B]``.
+        num_rows: how many query tokens from there on have a pair. int32 ``[B]``.
         first_pair: the pair of ``first_row``. int32 ``[B]``.
         lo: first visible token of each pair. int32 ``[N]``.
         hi: one past the last visible token of each pair. int32 ``[N]``.
         cos: cosines of the extra rotation, float32 ``[N, D/2]``.
         sin: sines of the extra rotation, float32 ``[N, D/2]``.
-        runs: long runs of rows, where the host knows of any: all that the columns say of these
-            rows, said once more in plain numbers.
-        num_active: how many rows see anything, where the host knows that others do not.
+        reads: the integers that the tensors were made from. ``None`` for tables that are padded to
+            a fixed size, for CUDA graphs: only Triton and the reference, which read the tensors,
+            run on those.
+        window: the sliding window of these layers in tokens; ``None`` if they see everything.
+        long_rows: query tokens of long prompt chunks, which a prefill backend may serve.
+        num_active: how many query tokens see anything, if fewer than all.
     """
 
     pages: torch.Tensor
@@ -108,27 +99,71 @@ class BlockTable:
     hi: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
-    runs: tuple[Run, ...] = ()
+    reads: tuple[BlockRead, ...] | None = None
+    window: int | None = None
+    long_rows: tuple[range, ...] = ()
     num_active: int | None = None
     derived: dict[Any, Any] = field(default_factory=dict, repr=False)
-    """What an implementation computed from the table, kept so that it is computed once a pass, not
-    once a layer.
-    """
+    """What backends computed from the table, kept so that layers share it."""
+
+    def __post_init__(self) -> None:
+        if self.long_rows and self.reads is None:
+            raise ValueError("reads: wanted the block reads of long_rows, got None; pass both")
 
     @property
     def num_pairs(self) -> int:
         return self.lo.shape[0]
 
+    def checked_reads(self, num_rows: int, num_pages: int, page_size: int) -> tuple[BlockRead, ...]:
+        """Return ``reads`` after checking that they stay inside the tensors.
+
+        Args:
+            num_rows: query tokens of the batch.
+            num_pages: pages of the cache.
+            page_size: tokens a page holds.
+
+        Raises:
+            IndexError: a query token, a visible token or a page lies outside, or ``reads`` is
+                ``None``.
+        """
+        if self.reads is None:
+            raise IndexError(
+                "table.reads: wanted the block reads as integers, got None; "
+                "use the backend 'triton' or 'reference' for padded tables"
+            )
+        for number, read in enumerate(self.reads):
+            if not _is_inside(read, num_rows, num_pages, page_size):
+                raise IndexError(
+                    f"table.reads[{number}]: wanted {num_rows} query tokens, {num_pages} pages and "
+                    f"{page_size} tokens a page at most, got indices outside of them"
+                )
+        sizes = len(self.reads), sum(len(read.hi) for read in self.reads)
+        wanted = len(self.pages), len(self.cos)
+        if sizes != wanted:
+            raise IndexError(f"table.reads: wanted {wanted} block reads and pairs, got {sizes}")
+        return self.reads
+
     def row_of_pair(self) -> torch.Tensor:
-        """The query row of each pair, int64 ``[N]``."""
+        """Return the query token of each pair, int64 ``[N]``."""
         offset = (self.first_row - self.first_pair).long()
         return self._of_pair(offset) + torch.arange(self.num_pairs, device=self.lo.device)
 
-    def entry_of_pair(self) -> torch.Tensor:
-        """The entry of each pair, int64 ``[N]``."""
+    def read_of_pair(self) -> torch.Tensor:
+        """Return the block read of each pair, int64 ``[N]``."""
         return self._of_pair(torch.arange(self.pages.shape[0], device=self.lo.device))
 
-    def _of_pair(self, of_entry: torch.Tensor) -> torch.Tensor:
-        # With the size given, torch need not wait for the device to add up the repeats.
+    def _of_pair(self, of_read: torch.Tensor) -> torch.Tensor:
+        # With output_size, torch need not wait for the device to add up the repeats.
         repeats = self.num_rows.long()
-        return torch.repeat_interleave(of_entry, repeats, output_size=self.num_pairs)
+        return torch.repeat_interleave(of_read, repeats, output_size=self.num_pairs)
+
+
+def _is_inside(read: BlockRead, num_rows: int, num_pages: int, page_size: int) -> bool:
+    pages, first, deltas, hi, offsets = read
+    return (
+        len(deltas) == len(hi) == len(offsets)
+        and 0 <= first <= num_rows - len(hi)
+        and 0 <= min(pages, default=0) <= max(pages, default=0) < num_pages
+        and 0 <= min(hi, default=0) <= max(hi, default=0) <= len(pages) * page_size
+        and max(offsets, default=0) <= _MAX_INT32
+    )

@@ -73,7 +73,7 @@ def test_replayed_steps_give_the_logits_of_steps_without_a_graph() -> None:
     """With one writer and with two, over blocks that grow past a page."""
     capture = Replays()
     model = tiny_model("qwen2")  # one of its layers has a window
-    rigs = [ModelHarness(model), with_graphs(ModelHarness(model, impl="triton"), capture)]
+    rigs = [ModelHarness(model), with_graphs(ModelHarness(model, attention="triton"), capture)]
     blocks = [written(rig) for rig in rigs]
     prefill_captures = capture.captures
     for step, writers in enumerate([(1, 2), (2,), (1, 2), (1,)]):

@@ -1,6 +1,6 @@
-"""Long feeds, whose rows attend over whole sequences, against the same passes without.
+"""Long prompt chunks by a prefill backend, against the same batches without one.
 
-The library that would attend on a GPU is the definition itself here (`sequences.plain`).
+The prefill backend is the definition itself here (`sequences.plain`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from hogwild_engine.loading import load
 from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.step import batch
 from hogwild_engine.step.batch import Chunk, build_batch
-from hogwild_engine.step.packed_batch import Sizes, pack, runs_of, unpack
-from hogwild_kernels import BlockTable
-from hogwild_kernels.cuda import varlen
+from hogwild_engine.step.packed_batch import Sizes, pack, unpack
+from hogwild_kernels.backends import PREFILL_BACKENDS
+from hogwild_kernels.cuda.long_runs import runs
+from hogwild_kernels.table import BlockTable
 from model_harness import ModelHarness
 from sequences import plain
 from tiny import tiny_model
 
-IMPL = "triton" if find_spec("triton") and not torch.cuda.is_available() else "reference"
+ATTENTION = "triton" if find_spec("triton") and not torch.cuda.is_available() else "reference"
 LONG = 20
+LONG_PROMPTS = "reference, flash for long prompts"
 
 
 @pytest.fixture(autouse=True)
@@ -38,15 +40,15 @@ def long_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ranges_by_runs(table: BlockTable, rows: set[int]) -> dict[tuple[int, int], tuple[int, int]]:
-    """What runs let each (row, entry) see, those of other rows left to the columns."""
+    """What runs let each (query token, block read) see."""
     seen: dict[tuple[int, int], tuple[int, int]] = {}
-    for run in table.runs:
+    for run in runs(table):
         for index in range(run.num_rows):
             diagonal = run.hi - run.num_rows + index
             before, after = run.window
             lo = max(run.lo, diagonal - before) if before >= 0 else run.lo
             hi = min(run.hi, diagonal + after + 1) if after >= 0 else run.hi
-            key = run.first_row + index, run.entry
+            key = run.first_row + index, run.read
             assert key not in seen
             assert run.first_pair + index == pair_of(table, *key)
             assert before < 0 or after == 0 or run.num_rows <= run.hi - run.lo
@@ -55,83 +57,81 @@ def ranges_by_runs(table: BlockTable, rows: set[int]) -> dict[tuple[int, int], t
     return seen
 
 
-def pair_of(table: BlockTable, row: int, entry: int) -> int:
-    return int(table.first_pair[entry]) + row - int(table.first_row[entry])
+def pair_of(table: BlockTable, row: int, read: int) -> int:
+    return int(table.first_pair[read]) + row - int(table.first_row[read])
 
 
 def ranges_by_columns(table: BlockTable, rows: set[int]) -> dict[tuple[int, int], tuple[int, int]]:
     pairs = zip(
         table.row_of_pair().tolist(),
-        table.entry_of_pair().tolist(),
+        table.read_of_pair().tolist(),
         zip(table.lo.tolist(), table.hi.tolist(), strict=True),
         strict=True,
     )
-    return {(row, entry): span for row, entry, span in pairs if row in rows and span[0] < span[1]}
+    return {(row, read): span for row, read, span in pairs if row in rows and span[0] < span[1]}
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_runs_say_what_the_columns_say_in_every_window(seed: int) -> None:
-    """Random passes: several sessions, feeds long and short, blocks that stand in a view twice."""
+    """Random batches: several sessions, long and short chunks, blocks twice in a view."""
     rng = random.Random(seed)
-    rig = ModelHarness(tiny_model("llama"), num_pages=200)
+    harness = ModelHarness(tiny_model("llama"), num_pages=200)
     sessions = []
     for _ in range(rng.randint(1, 3)):
-        common = rig.block(range(rng.randint(1, 60)))
-        own = [rig.block(range(rng.randint(1, 70))) for _ in range(3)]
-        feeds = []
+        common = harness.block(range(rng.randint(1, 60)))
+        own = [harness.block(range(rng.randint(1, 70))) for _ in range(3)]
+        chunks = []
         for block in (common, *own):
             start = rng.randint(0, len(block) - 1)
             others = [other for other in own if other is not block]
             view = [common, *others, block] if block is not common else [common]
             if rng.random() < 0.3 and block is not common:
                 view.insert(0, common)
-            feeds.append(Chunk(block, start, len(block) - start, view))
-        rng.shuffle(feeds)
-        sessions.append(feeds)
-        for chunk in feeds:
+            chunks.append(Chunk(block, start, len(block) - start, view))
+        rng.shuffle(chunks)
+        sessions.append(chunks)
+        for chunk in chunks:
             for block in chunk.view:
                 block.publish()
     made = build_batch(sessions)
     rows = {row for long in made.long_chunks for row in long}
     sizes = Sizes.of(made)
-    rotation = rig.cache.shapes[0].rotation
+    rotation = harness.cache.shapes[0].rotation
     for window in (None, 1, 2, 7, 20, 33, 64, 100, 1000):
-        table = unpack(pack(made, sizes), sizes).table(rotation, window, runs_of(made, window))
+        table = unpack(pack(made, sizes), sizes).table(rotation, window, made)
         assert ranges_by_runs(table, rows) == ranges_by_columns(table, rows)
-        deltas = table.cos[[run.first_pair for run in table.runs]]
-        for run, cos in zip(table.runs, deltas, strict=True):
+        deltas = table.cos[[run.first_pair for run in runs(table)]]
+        for run, cos in zip(runs(table), deltas, strict=True):
             of_run = table.cos[run.first_pair : run.first_pair + run.num_rows]
             assert (of_run == cos).all()
 
 
-def passes(rig: ModelHarness) -> list[torch.Tensor]:
-    """Two workers decode while another session's prompt comes in, in a long and a short piece; then
-    a long history behind two blocks.
-    """
-    common, first, second = rig.block(range(100, 119)), rig.block([7, 8]), rig.block([9])
-    rig.run([Chunk(common, 0, 19, [common])])
-    prompt = rig.block(range(200, 231))
+def logits_of_steps(harness: ModelHarness) -> list[torch.Tensor]:
+    """Decode with two workers beside a long and a short chunk; then encode a long one alone."""
+    common, first, second = map(harness.block, (range(100, 119), [7, 8], [9]))
+    harness.run([Chunk(common, 0, 19, [common])])
+    prompt = harness.block(range(200, 231))
     logits = []
     for start, count in ((0, LONG + 3), (LONG + 3, 8)):
-        feeds = [
+        chunks = [
             Chunk(first, 0, 2, [common, second, first], samples=True),
             Chunk(second, 0, 1, [common, first, second], samples=True),
         ]
         for block in (common, first, second):
             block.publish()
-        made = build_batch([feeds, [Chunk(prompt, start, count, [prompt], samples=True)]])
+        made = build_batch([chunks, [Chunk(prompt, start, count, [prompt], samples=True)]])
         made.logit_indices = list(range(len(made.tokens)))
-        logits.append(rig.runner.run(made))
-    history = rig.block(range(300, 330))
-    logits.append(rig.run([Chunk(history, 0, 30, [common, prompt, history], samples=True)]))
+        logits.append(harness.runner.run(made))
+    history = harness.block(range(300, 330))
+    logits.append(harness.run([Chunk(history, 0, 30, [common, prompt, history], samples=True)]))
     return logits
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the rig's model is on the CPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the harness's model is on the CPU")
 @pytest.mark.parametrize(
-    ("family", "impl"),
+    ("family", "attention"),
     [
-        ("llama", IMPL),  # beside the Triton kernels, in their interpreter
+        ("llama", ATTENTION),  # beside the Triton kernels, in their interpreter
         ("qwen2", "reference"),  # a window of 6 in one layer
         ("mistral", "reference"),
         ("gemma2", "reference"),  # softcap
@@ -140,13 +140,13 @@ def passes(rig: ModelHarness) -> list[torch.Tensor]:
         ("glm4", "reference"),  # interleaved pairs, half of the dims
     ],
 )
-def test_a_long_prompt_beside_decoding_gives_the_logits_it_gives_without(
-    sequence_calls: list[tuple[int, int]], family: str, impl: str
+def test_a_prefill_backend_leads_to_the_same_logits_beside_decoding(
+    sequence_calls: list[tuple[int, int]], family: str, attention: str
 ) -> None:
     model = tiny_model(family)
-    plain = passes(ModelHarness(model, impl="reference", prefill="same"))
+    plain = logits_of_steps(ModelHarness(model, attention="reference", prefill="same"))
     assert not sequence_calls
-    alone = passes(ModelHarness(model, impl=impl, prefill="flash"))
+    alone = logits_of_steps(ModelHarness(model, attention=attention, prefill="flash"))
     assert max(rows for rows, _ in sequence_calls) == 30
     for got, wanted in zip(alone, plain, strict=True):
         torch.testing.assert_close(got, wanted, atol=2e-4, rtol=2e-4)
@@ -163,7 +163,7 @@ def load_engine(tokenizer: Any) -> Callable[..., Engine]:
     return make
 
 
-def test_a_library_that_was_asked_for_and_cannot_run_is_an_error(
+def test_a_prefill_backend_that_was_requested_and_cannot_run_is_an_error(
     load_engine: Callable[..., Engine],
 ) -> None:
     said = r"^prefill_attention: wanted for 'varlen' a CUDA device"
@@ -171,41 +171,44 @@ def test_a_library_that_was_asked_for_and_cannot_run_is_an_error(
         load_engine(prefill_attention="varlen")
 
 
-def test_kernels_that_cannot_read_this_cache_are_an_error_of_the_setting(tokenizer: Any) -> None:
+def test_an_attention_backend_that_cannot_read_this_cache_is_an_error_of_the_setting(
+    tokenizer: Any,
+) -> None:
     config = EngineConfig(dtype="float16", attention="native", num_pages=16)
     with pytest.raises(ConfigError, match=r"^attention: wanted for 'native'"):
         Engine(config, Pretrained(tiny_model("llama").half(), tokenizer))
 
 
-def test_a_library_attends_in_a_check_at_load(
+def test_a_prefill_backend_is_checked_at_load(
     sequence_calls: list[tuple[int, int]], load_engine: Callable[..., Engine]
 ) -> None:
     with load_engine(prefill_attention="flash") as engine:
-        assert engine._cache.prefill == "flash"
+        assert {backend.name for backend in engine._cache.backends} == {LONG_PROMPTS}
     assert (6, 12) in sequence_calls
     sequence_calls.clear()
-    with load_engine(prefill_attention="auto") as engine:  # which leaves the reference alone
-        assert engine._cache.prefill == "same"
+    # "auto" chooses a prefill backend only beside the attention "auto" or "triton".
+    with load_engine(prefill_attention="auto") as engine:
+        assert {backend.name for backend in engine._cache.backends} == {"reference"}
     assert not sequence_calls
 
 
 @pytest.mark.usefixtures("sequence_calls")
-def test_a_library_that_is_off_is_refused_where_it_was_asked_for(
+def test_a_requested_prefill_backend_with_wrong_logits_is_refused(
     load_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def off(*tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = plain(*tensors, **options)
         return out, lse / math.log(2)
 
-    monkeypatch.setitem(varlen.BACKENDS, "flash", off)
+    monkeypatch.setattr(PREFILL_BACKENDS["flash"], "attend", off)
     with pytest.raises(ModelRefusedError, match="'logits'"):
         load_engine(prefill_attention="flash")
 
 
-@pytest.mark.skipif(IMPL != "triton", reason="auto leaves all others alone")
+@pytest.mark.skipif(ATTENTION != "triton", reason="auto chooses one only beside Triton")
 @pytest.mark.usefixtures("sequence_calls")
 @pytest.mark.parametrize("fault", [RuntimeError("no kernel image"), None], ids=["raises", "is off"])
-def test_auto_does_without_a_library_that_fails_the_check(
+def test_auto_does_without_a_prefill_backend_that_fails_the_check(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception | None
 ) -> None:
     def off(*tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -214,7 +217,8 @@ def test_auto_does_without_a_library_that_fails_the_check(
         out, lse = plain(*tensors, **options)
         return 2 * out, lse
 
-    monkeypatch.setitem(varlen.BACKENDS, "flash", off)
-    rig = ModelHarness(tiny_model("llama"), impl="triton")
-    assert load._prefill(rig.model, rig.runner, list(range(24)), "auto") == "same"
-    assert "long prompts attend through the kernels of all other rows" in caplog.text
+    monkeypatch.setattr(PREFILL_BACKENDS["flash"], "attend", off)
+    harness = ModelHarness(tiny_model("llama"), attention="triton")
+    backends = load._checked_prefill(harness.model, harness.runner, list(range(24)), "auto")
+    assert {backend.name for backend in backends} == {"triton"}
+    assert "long prompts attend through the attention backend" in caplog.text

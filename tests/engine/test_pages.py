@@ -16,7 +16,6 @@ from hogwild_engine.cache.kv_cache import KVCache, LayerShape
 from hogwild_engine.cache.pages import OutOfPagesError, PagePool
 from hogwild_engine.cache.prefix_cache import Prefix
 from hogwild_engine.cache.rope import Rotation
-from hogwild_kernels import write_kv
 from oracle import rotate
 
 PAGE_SIZE, NUM_PAGES, DIM = 4, 12, 4
@@ -51,8 +50,8 @@ class BlocksOnPages(RuleBasedStateMachine):
         tokens = block.tokens[start:]
         raw = torch.stack([key_of(token) for token in tokens])
         positions = torch.arange(start, start + len(tokens), dtype=torch.float64)
-        turned = rotate(raw, positions, INV_FREQ).float()
-        write_kv(turned, raw, keys, values, torch.tensor(slots))
+        rotated = rotate(raw, positions, INV_FREQ).float()
+        self.cache.backends[0].write(rotated, raw, keys, values, torch.tensor(slots))
 
     def pick(self, data: st.DataObject) -> int:
         return data.draw(st.integers(0, len(self.blocks) - 1))

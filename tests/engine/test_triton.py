@@ -1,6 +1,7 @@
-"""The engine on the Triton kernels: each worker reads its own view, by the oracle of every pass.
+"""The engine on the Triton kernels: each worker reads its own view.
 
-The kernels run in Triton's interpreter here, which is slow: sessions are short.
+Every step is compared with the oracle. The kernels run in Triton's interpreter, which is slow:
+sessions are short.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from views import play
 FAMILY_OF_LAYOUT = dict(zip(LAYOUTS, ("llama", "qwen2", "glm4", "gpt_oss"), strict=True))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the rig's model is on the CPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the harness's model is on the CPU")
 @pytest.mark.parametrize(
     "layout",
     [
@@ -34,18 +35,18 @@ FAMILY_OF_LAYOUT = dict(zip(LAYOUTS, ("llama", "qwen2", "glm4", "gpt_oss"), stri
 def test_every_worker_reads_its_own_view_in_every_layout(
     monkeypatch: pytest.MonkeyPatch, chat: ChatTemplate, layout: LayoutName
 ) -> None:
-    rig = ModelHarness(tiny_model(FAMILY_OF_LAYOUT[layout]), impl="triton")
-    play(monkeypatch, rig, chat, layout, 2, num_steps=5, prefill=(23,))
+    harness = ModelHarness(tiny_model(FAMILY_OF_LAYOUT[layout]), attention="triton")
+    play(monkeypatch, harness, chat, layout, 2, num_steps=5, prefill=(23,))
 
 
 @pytest.mark.parametrize("attention", ["reference", "cpu"])
-def test_the_engine_runs_on_the_kernels_that_were_asked_for(
+def test_the_engine_runs_on_the_requested_backend(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Any, attention: Any
 ) -> None:
-    """Also a model whose lean forward would bring its own attention."""
+    """Also a model that the fused Llama forward, which attends by itself, could run."""
     config = EngineConfig(device="cpu", num_pages=16, page_size=8, attention=attention)
     loaded = Pretrained(fused_model("llama"), tokenizer)
     with recorded(monkeypatch) as calls, Engine(config, loaded) as engine:
         assert isinstance(engine._runner.forward, TransformersForward)
-        assert engine._cache.impl == attention
-    assert {call.options["impl"] for call in calls} == {attention}
+        assert {backend.name for backend in engine._cache.backends} == {attention}
+    assert {call.backend for call in calls} == {attention}

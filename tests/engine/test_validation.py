@@ -14,7 +14,7 @@ from hogwild_engine.api.errors import ModelRefusedError
 from hogwild_engine.cache.rope import Rotation, permute
 from hogwild_engine.loading import rope_probe, validation
 from hogwild_engine.loading.pretrained import Pretrained
-from hogwild_engine.step import attention_hook
+from hogwild_kernels.api import AttentionBackend
 from tiny import FAMILIES, VOCABULARY, tiny_model
 
 
@@ -114,13 +114,13 @@ def test_a_layer_that_bypasses_the_attention_interface_is_refused(
 def test_wrong_logits_are_refused(
     load: Callable[[Any], Engine], monkeypatch: pytest.MonkeyPatch, off: float
 ) -> None:
-    attention = attention_hook.block_attention
+    attend = AttentionBackend.attend
 
     def wrong(*args: Any, **options: Any) -> Any:
-        out, lse = attention(*args, **options)
+        out, lse = attend(*args, **options)
         return out * off, lse
 
-    monkeypatch.setattr(attention_hook, "block_attention", wrong)
+    monkeypatch.setattr(AttentionBackend, "attend", wrong)
     assert refused(load, tiny_model("llama")) == "logits"
 
 

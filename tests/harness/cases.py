@@ -1,4 +1,4 @@
-"""Attention problems with blocks on scattered pages, and their answers by the oracle."""
+"""Attention problems with blocks on scattered pages, and their expected outputs by the oracle."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
 
-from hogwild_kernels import BlockTable, block_attention
+from hogwild_kernels.backends import BACKENDS
+from hogwild_kernels.table import BlockRead, BlockTable
 from oracle import Seen, attend
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -19,15 +21,20 @@ PAGE_SIZE = 16
 
 @dataclass
 class Row:
-    """What one row reads of each block: ``(delta, lo, hi)``, ``None`` where it has no pair."""
+    """What one query token reads of each block: ``(delta, lo, hi)``, or ``None`` without a pair.
+
+    ``place`` is its place in the view, of which ``lo`` follows by the case's window; without it
+    each ``lo`` is as given.
+    """
 
     own_start: int
     reads: Sequence[tuple[int, int, int] | None]
+    place: int | None = None
 
 
 @dataclass
 class Case:
-    """Blocks on scattered pages of a NaN-filled pool, and rows that read them.
+    """Blocks on scattered pages of a NaN-filled pool, and query tokens that read them.
 
     Unwritten slots hold NaN, so that reading one shows in the output.
     """
@@ -43,6 +50,7 @@ class Case:
     q_scale: float = 1.0
     seed: int = 0
     page_size: int = PAGE_SIZE
+    window: int | None = None
     scale: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,45 +86,31 @@ class Case:
             return head_major.permute(1, 2, 0, 3)
         return torch.full(sizes, math.nan, dtype=self.dtype)
 
-    def table(self) -> BlockTable:
-        """One entry a block, with all rows from its first reader to its last."""
-        width = max([1, *map(len, self.pages)])
-        columns: dict[str, list[Any]] = {name: [] for name in ("pages", "first", "num", "pair")}
-        deltas: list[int] = []
-        lo: list[int] = []
-        hi: list[int] = []
-        for entry, pages in enumerate(self.pages):
-            reading = [i for i, row in enumerate(self.rows) if row.reads[entry] is not None]
+    def reads(self) -> list[BlockRead]:
+        """One a block, with all query tokens from its first reader to its last."""
+        reads = []
+        for block, pages in enumerate(self.pages):
+            reading = [i for i, row in enumerate(self.rows) if row.reads[block] is not None]
             span = range(reading[0], reading[-1] + 1) if reading else range(0)
-            columns["pages"].append(pages + [0] * (width - len(pages)))
-            columns["first"].append(span.start)
-            columns["num"].append(len(span))
-            columns["pair"].append(len(deltas))
-            for row in span:
-                delta, low, high = self.rows[row].reads[entry] or (0, 0, 0)
-                deltas.append(delta)
-                lo.append(low)
-                hi.append(high)
-        angle = torch.tensor(deltas, dtype=torch.float64)[:, None] * self.inv_freq
+            read = BlockRead(pages, span.start, [], [], [])
+            for row in (self.rows[index] for index in span):
+                delta, lo, hi = row.reads[block] or (0, 0, 0)
+                read.deltas.append(delta)
+                read.hi.append(hi)
+                # With a window of one token, lo is the offset.
+                offset = lo if row.place is None else row.place - row.own_start + delta
+                read.offsets.append(offset)
+            reads.append(read)
+        return reads
 
-        def ints(values: list[Any]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int32)
+    def table(self, long_rows: Sequence[range] = ()) -> BlockTable:
+        placed = any(row.place is not None for row in self.rows)
+        window = self.window if placed else 1
+        return table_of(self.reads(), self.inv_freq, window, long_rows)
 
-        return BlockTable(
-            ints(columns["pages"]).reshape(-1, width),
-            ints(columns["first"]),
-            ints(columns["num"]),
-            ints(columns["pair"]),
-            ints(lo),
-            ints(hi),
-            angle.cos().float(),
-            angle.sin().float(),
-        )
-
-    def run(self, impl: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return block_attention(
-            self.q, self.k_pages, self.v_pages, self.table(), scale=self.scale, impl=impl, **options
-        )
+    def run(self, backend: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        tensors = self.q, self.k_pages, self.v_pages, self.table()
+        return BACKENDS[backend].attend(*tensors, scale=self.scale, **options)
 
     def wanted(self, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         outs, lses = [], []
@@ -130,11 +124,11 @@ class Case:
             lses.append(lse)
         return torch.stack(outs), torch.stack(lses)
 
-    def check(self, impl: str, **options: Any) -> None:
-        self.check_output(*self.run(impl, **options), **options)
+    def check(self, backend: str, **options: Any) -> None:
+        self.check_output(*self.run(backend, **options), **options)
 
     def check_output(self, out: torch.Tensor, lse: torch.Tensor, **options: Any) -> None:
-        """Hold what an implementation gave to the oracle."""
+        """Compare what a backend returned with the oracle."""
         assert out.dtype == self.dtype
         assert lse.dtype == torch.float32
         tolerance = TOLERANCE[self.dtype]
@@ -143,8 +137,38 @@ class Case:
         torch.testing.assert_close(lse.double(), wanted_lse, atol=tolerance, rtol=tolerance)
 
 
+def table_of(
+    reads: Sequence[BlockRead],
+    inv_freq: torch.Tensor,
+    window: int | None,
+    long_rows: Sequence[range] = (),
+) -> BlockTable:
+    """Return the tensors of block reads, as the engine packs them."""
+
+    def ints(values: list[Any]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    width = max([1, *(len(read.pages) for read in reads)])
+    counts = [len(read.hi) for read in reads]
+    deltas = torch.tensor([delta for read in reads for delta in read.deltas])
+    angle = deltas.double()[:, None] * inv_freq
+    return BlockTable(
+        ints([read.pages + [0] * (width - len(read.pages)) for read in reads]).reshape(-1, width),
+        ints([read.first_row for read in reads]),
+        ints(counts),
+        ints(list(accumulate(counts, initial=0))[: len(counts)]),
+        ints([lo for read in reads for lo in read.lo(window)]),
+        ints([hi for read in reads for hi in read.hi]),
+        angle.cos().float(),
+        angle.sin().float(),
+        reads=tuple(reads),
+        window=window,
+        long_rows=tuple(long_rows),
+    )
+
+
 def ordinary_rows(lengths: Sequence[int], num_rows: int = 3) -> list[Row]:
-    """Rows that read all blocks, each in an order of its own; all write to the last one."""
+    """Query tokens that read all blocks, each in its own order; all write to the last block."""
     rows = []
     for row in range(num_rows):
         order = list(range(len(lengths) - 1))

@@ -1,11 +1,11 @@
-"""Compiles the kernels that ship, for GPUs that need not be there: what each of them takes up.
+"""Compile the Triton kernels for GPUs that need not be present, and report their resources.
 
 Must run without TRITON_INTERPRET, so in a process of its own:
 
-    python tests/compile_report.py [--shapes decode-16 prefill-128]
+    python tests/harness/compile_report.py [--shapes decode-16 prefill-128]
 
-prints JSON, one entry a kernel: registers a thread, spill instructions and bytes of shared memory.
-`kernel_budget.json` holds a bound for each.
+prints JSON, one item per kernel: registers per thread, spill instructions and bytes of shared
+memory. `kernel_budget.json` holds a bound for each.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from hogwild_kernels import BlockTable, KVScales
 from hogwild_kernels.cuda import triton_attention, triton_cache
+from hogwild_kernels.table import BlockTable
 
 TARGETS = ("sm_80", "sm_89", "sm_90")
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -40,13 +40,12 @@ PAGE_SIZE = 32
 
 
 class Shape(NamedTuple):
-    """A pass of one layer. The dtype is the query's; the cache's too unless ``fp8``."""
+    """One layer's attention. The dtype is that of queries and cache."""
 
     num_rows: int
     group: int
     dim: int
     dtype: torch.dtype = torch.bfloat16
-    fp8: bool = False
     softcap: float | None = None
     sinks: bool = False
 
@@ -56,8 +55,6 @@ SHAPES = {
     "decode-32": Shape(8, 4, 128),
     "decode-64": Shape(16, 4, 128),
     "prefill-128": Shape(512, 4, 128),
-    "decode-16-fp8": Shape(4, 4, 128, fp8=True),
-    "prefill-128-fp8": Shape(512, 4, 128, fp8=True),
     "decode-16-d64": Shape(4, 3, 64, sinks=True),
     "prefill-128-d64": Shape(512, 8, 64, sinks=True),
     "decode-16-d80": Shape(4, 1, 80, torch.float16),
@@ -104,7 +101,7 @@ def _usage(cubin: bytes) -> dict[str, int]:
             return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
         registers = re.search(r"REG:(\d+)", dump("-res-usage"))
-        assert registers, "cuobjdump told no registers"
+        assert registers, "cuobjdump printed no registers"
         spills = len(re.findall(r"\b(?:LDL|STL)\b", dump("-sass")))
     return {"registers": int(registers[1]), "spills": spills}
 
@@ -112,10 +109,7 @@ def _usage(cubin: bytes) -> dict[str, int]:
 def launch(shape: Shape) -> None:
     """Call every operation once with tensors of this shape, as an engine would."""
     num_pages, heads, dim = 8, 2, shape.dim
-    dtype = torch.float8_e4m3fn if shape.fp8 else shape.dtype
-    pages = torch.zeros((2, num_pages, PAGE_SIZE, heads, dim), dtype=dtype)
-    factors = torch.ones(pages.shape[:-1])
-    scales = [KVScales(factors[i], factors[i]) for i in range(2)] if shape.fp8 else [None] * 2
+    pages = torch.zeros((2, num_pages, PAGE_SIZE, heads, dim), dtype=shape.dtype)
     rows = torch.zeros((shape.num_rows, heads, dim), dtype=shape.dtype)
     q = torch.zeros((shape.num_rows, heads * shape.group, dim), dtype=shape.dtype)
     angles = torch.zeros((shape.num_rows, dim // 2))
@@ -138,16 +132,14 @@ def launch(shape: Shape) -> None:
         scale=1.0,
         softcap=shape.softcap,
         sinks=torch.zeros(q.shape[1], dtype=shape.dtype) if shape.sinks else None,
-        scales=scales[0],
     )
     slots = torch.zeros(shape.num_rows, dtype=torch.int64)
-    triton_cache.write_kv(rows, rows, pages[0], pages[1], slots, scales=scales[0])
-    layers = KVScales(factors, factors) if shape.fp8 else None
-    triton_cache.move_kv(pages, pages, slots, slots, angles, angles, scales=layers)
+    triton_cache.write_kv(rows, rows, pages[0], pages[1], slots)
+    triton_cache.move_kv(pages, pages, slots, slots, angles, angles)
 
 
 def report(shape: Shape, sm: str) -> dict[str, dict[str, int]]:
-    """What each kernel of a pass uses on one target."""
+    """Return what each kernel of a batch uses on one target."""
     found: dict[str, dict[str, int]] = {}
     target = GPUTarget("cuda", int(sm.removeprefix("sm_")), 32)
     with ExitStack() as stack:
@@ -166,7 +158,6 @@ def main() -> None:
         f"{sm} {name} {kernel}": usage
         for sm in TARGETS
         for name in parser.parse_args().shapes
-        if not (SHAPES[name].fp8 and sm == "sm_80")  # which has no such type
         for kernel, usage in report(SHAPES[name], sm).items()
     }
     json.dump(found, sys.stdout, indent=1)

@@ -33,6 +33,8 @@ from hogwild_engine.step.model_runner import ModelRunner
 from hogwild_engine.step.sampling import ResolvedSampling, SampledToken, SamplingRow, sample
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.output_parser import OutputParser
+from hogwild_kernels.api import AttentionBackend
+from hogwild_kernels.backends import choose_backends
 from oracle import Seen, attend
 
 GREEDY = ResolvedSampling(0.0, 1.0, 0, 0.0, 1.0, 0)
@@ -50,14 +52,15 @@ class ModelHarness:
         *,
         num_pages: int = 96,
         page_size: int = 8,
-        impl: str = "auto",
+        attention: str = "auto",
         prefill: str = "auto",
         lean: bool = False,
     ) -> None:
         attention_hook.register()
         self.model = model
         shapes, self.windows = rope_probe.layer_shapes(model, next(model.parameters()).device)
-        self.cache = KVCache(shapes, num_pages, page_size, impl, prefill)
+        backends = choose_backends(attention, prefill, [shape.spec for shape in shapes])
+        self.cache = KVCache(shapes, num_pages, page_size, backends)
         for group in self.cache.groups:
             group.keys.fill_(torch.nan)
             group.values.fill_(torch.nan)
@@ -130,6 +133,7 @@ class Attended(NamedTuple):
     q: torch.Tensor
     out: torch.Tensor
     options: dict[str, Any]
+    backend: str
 
 
 @dataclass
@@ -146,15 +150,17 @@ class Reads:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Attended]]:
     """Collect every call of attention, layer by layer."""
     calls: list[Attended] = []
-    attention = attention_hook.block_attention
+    attend = AttentionBackend.attend
 
-    def record(q: torch.Tensor, *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = attention(q, *args, **options)
-        calls.append(Attended(q.clone(), out.clone(), options))
+    def record(
+        self: AttentionBackend, q: torch.Tensor, *args: Any, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = attend(self, q, *args, **options)
+        calls.append(Attended(q.clone(), out.clone(), options, self.name))
         return out, lse
 
     with monkeypatch.context() as patch:
-        patch.setattr(attention_hook, "block_attention", record)
+        patch.setattr(AttentionBackend, "attend", record)
         yield calls
 
 

@@ -1,4 +1,4 @@
-"""Attention over one sequence by its definition, in place of libraries that run on a GPU alone."""
+"""Attention over one sequence by its definition, in place of libraries that run only on a GPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ def plain(
     softcap: float | None,
     window: tuple[int, int],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As strict as the libraries: one dtype, rows that see something, and no window that is open
-    behind over more rows than keys: flash-attn closes it after as many tokens as there are keys.
+    """Attend as strictly as the libraries do: one dtype, and each query token sees a key.
+
+    A window that is open after the diagonal wants at least as many keys as query tokens: flash-attn
+    closes it after as many tokens as there are keys.
     """
     assert q.dtype == k.dtype == v.dtype
     assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1

@@ -18,8 +18,7 @@ from hogwild_engine.api.config import EngineConfig
 from hogwild_engine.api.protocol import INSTRUCT
 from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.text.chat_template import ChatTemplate
-from hogwild_kernels import prefill_implementation
-from hogwild_kernels.cuda import varlen
+from hogwild_kernels.backends import PREFILL_BACKENDS
 from recipes.sandbox import Sandbox, namespace_launcher
 from sequences import plain
 from session_harness import SessionHarness
@@ -154,8 +153,8 @@ def stage(shared_stage: SessionHarness) -> Iterator[SessionHarness]:
 
 
 @pytest.fixture
-def sequence_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
-    """Both backends for long runs run here, by `sequences.plain`; rows and keys of every call."""
+def sequence_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Both prefill backends run here, by `sequences.plain`; query tokens and keys of every call."""
     calls: list[tuple[int, int]] = []
 
     def attend(
@@ -164,12 +163,10 @@ def sequence_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, 
         calls.append((q.shape[0], k.shape[0]))
         return plain(q, k, v, **options)
 
-    prefill_implementation.cache_clear()
-    monkeypatch.setattr(varlen, "refusal", lambda *_: None)
-    for name in varlen.BACKENDS:
-        monkeypatch.setitem(varlen.BACKENDS, name, attend)
-    yield calls
-    prefill_implementation.cache_clear()
+    for backend in PREFILL_BACKENDS.values():
+        monkeypatch.setattr(backend, "supports", lambda _: None)
+        monkeypatch.setattr(backend, "attend", attend)
+    return calls
 
 
 @pytest.fixture

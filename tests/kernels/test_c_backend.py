@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from cases import Case, Row, ordinary_rows
-from hogwild_kernels import KernelArgumentError, block_attention
+from hogwild_kernels.api import KernelArgumentError
+from hogwild_kernels.backends import BACKENDS
 from hogwild_kernels.cpu import c_backend
 
 pytestmark = pytest.mark.skipif(
@@ -66,26 +67,38 @@ def test_what_it_cannot_run_is_refused() -> None:
     case = Case(lengths, rows)
     case.v_pages = case.v_pages.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
     case.k_pages = case.k_pages.contiguous()
-    refused(case, "stored alike")
+    refused(case, "^v_pages: wanted strides")
 
 
-BAD_TABLES: dict[str, Any] = {
-    "a page that is not there": lambda t: {"pages": t.pages + 1000},
-    "a page before the first": lambda t: {"pages": t.pages - 1000},
-    "tokens past the pages": lambda t: {"hi": t.hi + 10_000},
-    "tokens before the first": lambda t: {"lo": t.lo - 1},
-    "rows past the last": lambda t: {"first_row": t.first_row + 1},
-    "pairs past the last": lambda t: {"first_pair": t.first_pair + 1},
+PAIRS = ("deltas", "hi", "offsets")
+
+BAD_READS: dict[str, Any] = {
+    "a page that is not there": lambda r: {"pages": [page + 1000 for page in r.pages]},
+    "a page before the first": lambda r: {"pages": [page - 1000 for page in r.pages]},
+    "a page past int32": lambda r: {"pages": [2**40, *r.pages[1:]]},
+    "no pages": lambda r: {"pages": []},
+    "tokens past the pages": lambda r: {"hi": [hi + 10_000 for hi in r.hi]},
+    "a negative end": lambda r: {"hi": [-1 for _ in r.hi]},
+    "offsets past int32": lambda r: {"offsets": [2**40 for _ in r.offsets]},
+    "rows past the last": lambda r: {"first_row": r.first_row + 1},
+    "rows before the first": lambda r: {"first_row": -1},
+    "fewer offsets than pairs": lambda r: {"offsets": r.offsets[1:]},
+    "fewer deltas than pairs": lambda r: {"deltas": r.deltas[1:]},
+    "fewer pairs than the tensors": lambda r: {name: getattr(r, name)[1:] for name in PAIRS},
 }
 
 
-@pytest.mark.parametrize("fault", list(BAD_TABLES))
-def test_a_table_that_points_outside_reads_nothing(fault: str) -> None:
+@pytest.mark.parametrize("fault", [*BAD_READS, "no integers", "no reads"])
+@pytest.mark.parametrize("backend", ["native", "cpu"])
+def test_a_table_that_points_outside_reads_nothing(fault: str, backend: str) -> None:
     case = Case((20, 7), ordinary_rows((20, 7)))
-    table = case.table()
-    table = replace(table, derived={}, **BAD_TABLES[fault](table))
-    with pytest.raises(IndexError, match="outside"):
-        block_attention(case.q, case.k_pages, case.v_pages, table, scale=1.0, impl="native")
+    first, second = case.reads()
+    reads: Any = {"no integers": None, "no reads": ()}.get(fault, ())
+    if fault in BAD_READS:
+        reads = (first, second._replace(**BAD_READS[fault](second)))
+    table = replace(case.table(), derived={}, reads=reads)
+    with pytest.raises(IndexError, match=r"^table.reads.*: wanted .+, got"):
+        BACKENDS[backend].attend(case.q, case.k_pages, case.v_pages, table, scale=1.0)
 
 
 # The operations of a layer
@@ -220,9 +233,8 @@ def test_equal_calls_give_equal_numbers_whatever_thread_is_faster(
     table = case.table()
 
     def run() -> torch.Tensor:
-        return c_backend.block_attention(
-            case.q, case.k_pages, case.v_pages, table, scale=case.scale
-        )[0]
+        tensors = case.q, case.k_pages, case.v_pages, table
+        return BACKENDS["native"].attend(*tensors, scale=case.scale)[0]
 
     first = run()
     assert all(torch.equal(run(), first) for _ in range(60))

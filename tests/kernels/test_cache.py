@@ -1,4 +1,4 @@
-"""`write_kv` and `move_kv`: what they write, what they leave alone, what they refuse."""
+"""Writing and moving keys and values: what changes, what stays, what is refused."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from hogwild_kernels import KernelArgumentError, move_kv, write_kv
+from hogwild_kernels.api import KernelArgumentError
+from hogwild_kernels.backends import BACKENDS
 from oracle import rotate
 
-IMPLS = ("reference", "cpu")
+REFERENCE = BACKENDS["reference"]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 NUM_PAGES, PAGE_SIZE, KV_HEADS = 7, 16, 3
@@ -34,47 +35,43 @@ def num_written(pages: torch.Tensor) -> int:
     return int((~pages.isnan()).any(-1).any(-1).sum())
 
 
-@pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("storage", ["head-major", "page-major"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [1, 63, 111])
-def test_rows_lie_where_their_slots_say_and_nowhere_else(
-    impl: str, storage: str, dtype: torch.dtype, count: int
+def test_tokens_are_written_to_their_slots_and_nowhere_else(
+    storage: str, dtype: torch.dtype, count: int
 ) -> None:
     slots = torch.randperm(NUM_PAGES * PAGE_SIZE)[:count]
     k, v = (torch.randn(count, KV_HEADS, 64).to(dtype) for _ in range(2))
     k_pages, v_pages = (empty_pages(1, 64, dtype, storage)[0] for _ in range(2))
-    write_kv(k, v, k_pages, v_pages, slots, impl=impl)
+    REFERENCE.write(k, v, k_pages, v_pages, slots)
     assert torch.equal(at(k_pages, slots), k)
     assert torch.equal(at(v_pages, slots), v)
     assert num_written(k_pages) == num_written(v_pages) == count
 
 
-@pytest.mark.parametrize("impl", IMPLS)
-def test_a_negative_slot_is_not_written(impl: str) -> None:
+def test_a_negative_slot_is_not_written() -> None:
     slots = torch.tensor([5, -1, 20, -7])
     k, v = torch.randn(4, KV_HEADS, 64), torch.randn(4, KV_HEADS, 64)
     k_pages, v_pages = (empty_pages(1, 64, torch.float32, "page-major")[0] for _ in range(2))
-    write_kv(k, v, k_pages, v_pages, slots, impl=impl)
+    REFERENCE.write(k, v, k_pages, v_pages, slots)
     assert torch.equal(at(k_pages, slots[[0, 2]]), k[[0, 2]])
     assert torch.equal(at(v_pages, slots[[0, 2]]), v[[0, 2]])
     assert num_written(k_pages) == num_written(v_pages) == 2
 
 
-@pytest.mark.parametrize("impl", IMPLS)
-def test_writing_casts_to_the_dtype_of_the_pages(impl: str) -> None:
+def test_writing_casts_to_the_dtype_of_the_pages() -> None:
     k, v = torch.randn(3, KV_HEADS, 64), torch.randn(3, KV_HEADS, 64)
     k_pages, v_pages = (empty_pages(1, 64, torch.bfloat16, "page-major")[0] for _ in range(2))
-    write_kv(k, v, k_pages, v_pages, torch.tensor([0, 1, 2]), impl=impl)
+    REFERENCE.write(k, v, k_pages, v_pages, torch.tensor([0, 1, 2]))
     assert torch.equal(k_pages[0, :3], k.bfloat16())
 
 
-@pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("storage", ["head-major", "page-major"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("count", "dim"), [(1, 64), (31, 80), (55, 128)])
-def test_a_move_turns_keys_and_copies_values_in_every_layer(
-    impl: str, storage: str, dtype: torch.dtype, count: int, dim: int
+def test_a_move_rotates_keys_and_copies_values_in_every_layer(
+    storage: str, dtype: torch.dtype, count: int, dim: int
 ) -> None:
     slots = torch.randperm(NUM_PAGES * PAGE_SIZE)
     source, target = slots[:count], slots[count : 2 * count]
@@ -84,14 +81,14 @@ def test_a_move_turns_keys_and_copies_values_in_every_layer(
     k_pages, v_pages = (empty_pages(3, dim, dtype, storage) for _ in range(2))
     for layer in range(3):
         k, v = (torch.randn(count, KV_HEADS, dim).to(dtype) for _ in range(2))
-        write_kv(k, v, k_pages[layer], v_pages[layer], source)
+        REFERENCE.write(k, v, k_pages[layer], v_pages[layer], source)
     before = [at(pages, source) for pages in (*k_pages, *v_pages)]
-    move_kv(k_pages, v_pages, source, target, angle.cos().float(), angle.sin().float(), impl=impl)
+    REFERENCE.move(k_pages, v_pages, source, target, angle.cos().float(), angle.sin().float())
     for layer in range(3):
-        turned = rotate(before[layer], deltas, inv_freq)
+        rotated = rotate(before[layer], deltas, inv_freq)
         torch.testing.assert_close(
             at(k_pages[layer], target).double(),
-            turned,
+            rotated,
             atol=4 * ROUNDING[dtype],
             rtol=ROUNDING[dtype],
         )
@@ -101,13 +98,12 @@ def test_a_move_turns_keys_and_copies_values_in_every_layer(
         assert num_written(k_pages[layer]) == num_written(v_pages[layer]) == 2 * count
 
 
-@pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_move_by_nothing_is_a_copy_to_the_bit(impl: str, dtype: torch.dtype) -> None:
+def test_a_move_by_nothing_is_a_copy_to_the_bit(dtype: torch.dtype) -> None:
     k_pages, v_pages = (torch.randn(2, NUM_PAGES, PAGE_SIZE, KV_HEADS, 64).to(dtype) for _ in "kv")
     source, target = torch.arange(0, 20), torch.arange(40, 60)
     still = torch.zeros(20, 32)
-    move_kv(k_pages, v_pages, source, target, still.cos(), still.sin(), impl=impl)
+    REFERENCE.move(k_pages, v_pages, source, target, still.cos(), still.sin())
     for pages in (*k_pages, *v_pages):
         assert torch.equal(at(pages, target), at(pages, source))
 
@@ -124,7 +120,6 @@ BAD_WRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "k_pages has too few dims": ("k_pages", {"k_pages": torch.zeros(PAGE_SIZE, KV_HEADS, 64)}),
     "v_pages has another shape": ("v_pages", {"v_pages": torch.zeros(2, PAGE_SIZE, KV_HEADS, 64)}),
     "slots are not int64": ("slots", {"slots": torch.arange(4, dtype=torch.int32)}),
-    "impl is unknown": ("impl", {"impl": "tpu"}),
 }
 
 
@@ -132,7 +127,7 @@ BAD_WRITES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_bad_argument_of_write_is_named(what: str) -> None:
     name, change = BAD_WRITES[what]
     with pytest.raises(KernelArgumentError, match=rf"^{name}: wanted .+, got .+"):
-        write_kv(**{**write_arguments(), **change})
+        REFERENCE.write(**{**write_arguments(), **change})
 
 
 def move_arguments() -> dict[str, Any]:
@@ -152,7 +147,6 @@ BAD_MOVES: dict[str, tuple[str, dict[str, Any]]] = {
     "target has another length": ("target", {"target": torch.arange(3)}),
     "cos has another shape": ("cos", {"cos": torch.ones(4, 64)}),
     "sin has another shape": ("sin", {"sin": torch.ones(3, 32)}),
-    "impl is unknown": ("impl", {"impl": "tpu"}),
 }
 
 
@@ -160,4 +154,4 @@ BAD_MOVES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_bad_argument_of_move_is_named(what: str) -> None:
     name, change = BAD_MOVES[what]
     with pytest.raises(KernelArgumentError, match=rf"^{name}: wanted .+, got .+"):
-        move_kv(**{**move_arguments(), **change})
+        REFERENCE.move(**{**move_arguments(), **change})

@@ -1,6 +1,6 @@
-"""The Triton kernels against attention over each row's materialised view.
+"""The Triton kernels against attention over each query token's materialised view.
 
-They run in Triton's interpreter, or on the GPU where there is one. Tiles are small, so that a few
+They run in Triton's interpreter, or on the GPU if there is one. Tiles are small, so that a few
 tokens make many of them.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -18,16 +17,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from cases import TOLERANCE, Case, Row, ordinary_rows
-from hogwild_kernels import (
-    BlockTable,
-    KernelArgumentError,
-    KVScales,
-    backends,
-    merge_states,
-    reference,
-)
 from hogwild_kernels.cuda import triton_attention
 from hogwild_kernels.cuda.triton_config import Config, choose
+from hogwild_kernels.reference import merge_states
+from hogwild_kernels.table import BlockTable
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Config(16, 16, 4, 2, programs_per_sm=1, min_tiles=1)
@@ -35,7 +28,7 @@ SMALL = Config(16, 16, 4, 2, programs_per_sm=1, min_tiles=1)
 
 @pytest.fixture(autouse=True)
 def unwritten_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a kernel fails to write shows in the output."""
+    """Fill new tensors with NaN, so that what a kernel fails to write shows in the output."""
     empty = torch.empty
 
     def nan_filled(*args: Any, **options: Any) -> torch.Tensor:
@@ -83,7 +76,7 @@ def check(
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("lengths", [(1,), (63, 5), (111, 0, 17), (16, 32, 1, 63)], ids=str)
-def test_rows_see_every_block_at_its_place_in_their_view(
+def test_query_tokens_see_every_block_at_its_place_in_their_view(
     dtype: torch.dtype, lengths: tuple[int, ...]
 ) -> None:
     storage = "page-major" if len(lengths) % 2 else "head-major"
@@ -91,8 +84,8 @@ def test_rows_see_every_block_at_its_place_in_their_view(
 
 
 @pytest.mark.parametrize("num_programs", [1, 2, 5, 40])
-def test_any_number_of_splits_gives_the_same(num_programs: int) -> None:
-    """Borders fall into blocks, between blocks, and there are more programs than tiles."""
+def test_the_output_does_not_depend_on_the_number_of_splits(num_programs: int) -> None:
+    """Splits inside blocks, between blocks, and more programs than tiles."""
     lengths = (63, 0, 33, 17)
     check(Case(lengths, ordinary_rows(lengths)), num_programs=num_programs)
 
@@ -101,7 +94,7 @@ def test_any_number_of_splits_gives_the_same(num_programs: int) -> None:
     ("group", "dim"), [(1, 80), (3, 64), (4, 128), (7, 96), (2, 256), (40, 20), (17, 16)]
 )
 def test_head_groups_and_head_dims(group: int, dim: int) -> None:
-    """Also a group that is larger than a tile, which is then parted."""
+    """Also a group that is larger than a tile, which is then split."""
     lengths = (40, 9)
     rows = ordinary_rows(lengths)
     check(Case(lengths, rows, num_heads=2 * group, num_kv_heads=2, dim=dim))
@@ -109,7 +102,7 @@ def test_head_groups_and_head_dims(group: int, dim: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_any_ranges_and_any_readers(seed: int) -> None:
-    """Windows, hidden blocks, rows without a pair, blocks without a reader: one rule covers all."""
+    """Windows, hidden blocks, query tokens without a pair, blocks without a reader."""
     rng = random.Random(seed)
     lengths = [rng.choice((0, 1, 15, 16, 17, 63, 111)) for _ in range(rng.randint(1, 5))]
     rows = []
@@ -124,7 +117,7 @@ def test_any_ranges_and_any_readers(seed: int) -> None:
 
 
 def test_prefill_and_decode_of_several_sessions_in_one_launch() -> None:
-    """Session one feeds 21 tokens of a prompt; two workers of session two write one token each."""
+    """Session one encodes 21 prompt tokens; two workers of session two decode one token each."""
     prompt = [Row(0, [(0, 0, 8 + i), None, None, None]) for i in range(21)]
     workers = [
         Row(67, [None, (67, 0, 50), (17, 0, 17), (0, 0, 9)]),
@@ -141,7 +134,7 @@ def test_a_window_hides_the_tokens_before_it() -> None:
     check(Case((length,), rows))
 
 
-def test_a_row_that_sees_nothing_is_zero_with_lse_minus_infinity() -> None:
+def test_a_query_token_that_sees_nothing_is_zero_with_lse_minus_infinity() -> None:
     rows = [Row(0, [(0, 0, 20)]), Row(0, [(0, 7, 7)]), Row(0, [(0, 9, 2)]), Row(0, [None])]
     out, lse = run(Case((20,), rows))
     assert out[1:].eq(0).all()
@@ -149,19 +142,19 @@ def test_a_row_that_sees_nothing_is_zero_with_lse_minus_infinity() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(), (0, 5)], ids=str)
-def test_a_pass_in_which_nobody_sees_anything(lengths: Sequence[int]) -> None:
+def test_a_batch_in_which_every_query_token_sees_nothing(lengths: Sequence[int]) -> None:
     out, lse = run(Case(lengths, [Row(0, [(0, 0, 0), (0, 3, 3)][: len(lengths)])] * 2))
     assert out.eq(0).all()
     assert lse.eq(-math.inf).all()
 
 
-def test_a_pass_without_rows() -> None:
+def test_a_batch_without_query_tokens() -> None:
     out, lse = run(Case((20,), []))
     assert out.shape == (0, 4, 64)
     assert lse.shape == (0, 4)
 
 
-def test_rows_past_a_range_that_nobody_sees_read_no_unwritten_slot() -> None:
+def test_an_empty_range_past_the_written_tokens_reads_no_unwritten_slot() -> None:
     check(Case((20,), [Row(0, [(0, 0, 20)]), Row(0, [(0, 30, 25)])]))
 
 
@@ -215,42 +208,24 @@ def test_one_table_serves_layers_with_other_heads_and_pages() -> None:
         case.check_output(out.cpu(), lse.cpu())
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-def test_an_fp8_cache_reads_as_the_reference_reads_it(dtype: torch.dtype) -> None:
-    lengths = (63, 20)
-    case = Case(lengths, ordinary_rows(lengths), storage="page-major")
-    pages, factors = zip(
-        *(reference.quantize(x.nan_to_num() * 3) for x in (case.k_pages, case.v_pages)),
-        strict=True,
-    )
-    case.k_pages, case.v_pages = pages
-    case.q = case.q.to(dtype)
-    wanted, wanted_lse = case.run("reference", scales=KVScales(*factors))
-    scales = KVScales(*(factor.to(DEVICE) for factor in factors))
-    out, lse = run(case, scales=scales)
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(out, wanted, atol=3 * tolerance, rtol=tolerance)
-    torch.testing.assert_close(lse, wanted_lse, atol=tolerance, rtol=tolerance)
-
-
 def test_states_merge_into_attention_over_the_union() -> None:
     lengths = (63, 20)
     rows = ordinary_rows(lengths)
     parts = []
-    for entry in range(2):
+    for block in range(2):
         part = Case(lengths, rows)
         part.rows = [
-            Row(row.own_start, [r if i == entry else None for i, r in enumerate(row.reads)])
+            Row(row.own_start, [r if i == block else None for i, r in enumerate(row.reads)])
             for row in rows
         ]
         parts.append(run(part))
     outs, lses = (torch.stack(states) for states in zip(*parts, strict=True))
     case = Case(lengths, rows)
-    case.check_output(*merge_states(outs, lses, impl="triton" if DEVICE == "cpu" else "auto"))
+    case.check_output(*merge_states(outs, lses))
 
 
 def test_a_launch_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors without data: asking one for its numbers raises."""
+    """On tensors without data, reading a number raises."""
 
     class Unlaunched:
         def __getitem__(self, grid: object) -> Any:
@@ -266,53 +241,6 @@ def test_a_launch_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) ->
         table = with_columns(case.table(), mode.from_tensor)
         out, _ = triton_attention.block_attention(q, k_pages, v_pages, table, scale=1.0)
     assert out.shape == case.q.shape
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="CUDA tensors are what Triton wants")
-def test_triton_on_tensors_it_cannot_run_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = (20, 17)
-    case = Case(lengths, ordinary_rows(lengths))
-    monkeypatch.setattr(triton_attention, "INTERPRETED", False)
-    with pytest.raises(KernelArgumentError, match=r"^impl: wanted CUDA tensors for 'triton'"):
-        case.run("triton")
-
-
-def test_triton_that_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "hogwild_kernels.cuda.triton_attention", None)
-    lengths = (20, 17)
-    with pytest.raises(KernelArgumentError, match=r"^impl: wanted Triton 3.* install"):
-        Case(lengths, ordinary_rows(lengths)).run("triton")
-
-
-def test_auto_takes_triton_on_cuda_where_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert backends._automatic("cuda", False) == backends._automatic("cuda", True) == "triton"
-    monkeypatch.setitem(sys.modules, "triton", None)
-    assert backends._automatic_on_cuda.__wrapped__() == "reference"
-    assert "Triton is not installed" in caplog.text
-    assert backends._automatic("cpu", False) == "cpu"
-    assert backends._automatic("cpu", True) == "reference"
-
-
-def test_scales_and_fp8_pages_come_together() -> None:
-    lengths = (20, 17)
-    case = Case(lengths, ordinary_rows(lengths))
-    factors = torch.ones(case.k_pages.shape[:-1])
-    scales = KVScales(factors, factors)
-    with pytest.raises(KernelArgumentError, match=r"^scales: wanted"):
-        case.run("auto", scales=scales)
-    case.k_pages, case.v_pages = (x.to(torch.float8_e4m3fn) for x in (case.k_pages, case.v_pages))
-    with pytest.raises(KernelArgumentError, match=r"^scales: wanted"):
-        case.run("auto")
-    with pytest.raises(KernelArgumentError, match=r"^impl: wanted 'reference' or 'triton'"):
-        case.run("cpu", scales=scales)
-    for bad in (KVScales(factors[1:], factors), KVScales(factors, factors.double())):
-        with pytest.raises(KernelArgumentError, match=r"^scales\.(keys|values): wanted"):
-            case.run("auto", scales=bad)
-    strided = torch.ones(factors.shape[::-1]).permute(2, 1, 0)
-    with pytest.raises(KernelArgumentError, match=r"^scales\.values: wanted strides"):
-        case.run("auto", scales=KVScales(factors, strided))
 
 
 @pytest.mark.parametrize("num_rows", [1, 4, 16, 512])

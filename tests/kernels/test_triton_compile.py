@@ -1,7 +1,7 @@
-"""What the Triton kernels take up on GPUs that need not be there, against a budget.
+"""Resources of the Triton kernels on GPUs that need not be present, against a budget.
 
-They are compiled in a process of their own, since the interpreter that the other tests use cannot
-be switched off again.
+They are compiled in a process of their own: the interpreter that other tests use cannot be switched
+off again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`gpu_check.py` from its first line to its last, at tiny sizes in Triton's interpreter."""
+"""`gpu_check.py` as a whole, at tiny sizes in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recipes.gpu_check import _targets
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_dry_run_checks_every_kernel_and_writes_what_it_found(tmp_path: Path) -> None:
+def test_a_dry_run_checks_every_kernel_and_writes_its_results(tmp_path: Path) -> None:
     script, out = ROOT / "recipes" / "gpu_check.py", tmp_path / "gpu.json"
     unset = ("TRITON_INTERPRET", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
@@ -23,7 +23,7 @@ def test_a_dry_run_checks_every_kernel_and_writes_what_it_found(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
-    assert len(found["kernels"]) == 14
+    assert len(found["kernels"]) == 12
     assert all(row["right"] for row in found["kernels"])
     assert {row["how"] for row in found["steps"]} >= {"transformers, sdpa", "no graphs"}
     assert all(row["us"] > 0 for row in found["attention"])
@@ -32,7 +32,7 @@ def test_a_dry_run_checks_every_kernel_and_writes_what_it_found(tmp_path: Path) 
 
 
 def test_targets_are_held_to_what_was_measured() -> None:
-    row = {"workers": 4, "cache": "bf16"}
+    row = {"workers": 4}
     attention = [
         {**row, "context": 65_536, "of_ceiling": 0.8},
         {**row, "context": 16_384, "of_ceiling": 0.5},

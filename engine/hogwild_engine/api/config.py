@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hogwild_engine.api.errors import require
+from hogwild_kernels.names import ATTENTIONS, PREFILLS, AttentionName, PrefillName
 
 EMBEDDED_MODEL = "smollm2-135m"
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizationName = Literal["none", "int8"]
-AttentionName = Literal["auto", "reference", "cpu", "native", "triton"]
-PrefillName = Literal["auto", "flash", "varlen", "same"]
 DTYPES = get_args(DtypeName)
 QUANTIZATIONS = get_args(QuantizationName)
-ATTENTIONS = get_args(AttentionName)
-PREFILLS = get_args(PrefillName)
 MAX_INT64 = 2**63 - 1
 
 

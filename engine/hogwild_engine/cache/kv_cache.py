@@ -14,18 +14,26 @@ import torch
 
 from hogwild_engine.cache.pages import PagePool
 from hogwild_engine.cache.rope import Rotation
-from hogwild_kernels import move_kv
+from hogwild_kernels.api import AttentionBackend, AttentionSpec
+from hogwild_kernels.backends import choose_backends
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer stores: KH heads of D dims, its device and dtype, and its RoPE."""
+    """What one layer stores and how it attends: KH heads of D dims, and its RoPE."""
 
     num_kv_heads: int
     head_dim: int
     device: torch.device
     dtype: torch.dtype
     rotation: Rotation
+    group_size: int = 1
+    softcap: float | None = None
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """What the layer asks of an attention backend."""
+        return AttentionSpec(self.device, self.dtype, self.head_dim, self.group_size, self.softcap)
 
     @property
     def bytes_per_token(self) -> int:
@@ -33,11 +41,15 @@ class LayerShape:
 
 
 class LayerGroup(NamedTuple):
-    """Storage of layers of one shape. Keys and values ``[L, num_pages, page_size, KH, D]``."""
+    """Storage of layers of one shape, and the backend that moves tokens in it.
+
+    Keys and values ``[L, num_pages, page_size, KH, D]``.
+    """
 
     shape: LayerShape
     keys: torch.Tensor
     values: torch.Tensor
+    backend: AttentionBackend
 
 
 class KVCache:
@@ -47,8 +59,7 @@ class KVCache:
         shapes: one entry a layer, in order.
         num_pages: pages in all.
         page_size: tokens a page holds.
-        impl: which kernels read and write it, as `hogwild_kernels` names them.
-        prefill: which of them read it for long prompts.
+        backends: attend, write and move, one a layer; by default those that "auto" chooses.
         keeps_pages: as in `PagePool`.
     """
 
@@ -57,19 +68,23 @@ class KVCache:
         shapes: Sequence[LayerShape],
         num_pages: int,
         page_size: int,
-        impl: str = "auto",
-        prefill: str = "auto",
+        backends: Sequence[AttentionBackend] | None = None,
         *,
         keeps_pages: bool = False,
     ) -> None:
-        self.impl, self.prefill = impl, prefill
+        specs = [shape.spec for shape in shapes]
+        self.backends = list(backends or choose_backends("auto", "auto", specs))
         self.pool = PagePool(num_pages, page_size, keeps_pages=keeps_pages)
         self.shapes = tuple(shapes)
         members: dict[LayerShape, list[int]] = {}
         for layer, shape in enumerate(shapes):
             members.setdefault(shape, []).append(layer)
         self.groups = [
-            LayerGroup(shape, *_storage(shape, len(layers), num_pages, page_size))
+            LayerGroup(
+                shape,
+                *_storage(shape, len(layers), num_pages, page_size),
+                self.backends[layers[0]],
+            )
             for shape, layers in members.items()
         ]
         stored = {
@@ -88,13 +103,13 @@ class KVCache:
         """Copy tokens from slot to slot in all layers; their local positions grow by ``delta``."""
         if not source:
             return
-        for shape, keys, values in self.groups:
+        for shape, keys, values, backend in self.groups:
             cos, sin = shape.rotation.table([delta] * len(source), shape.device)
             from_slots, to_slots = (
                 torch.tensor(slots, dtype=torch.int64, device=shape.device)
                 for slots in (source, target)
             )
-            move_kv(keys, values, from_slots, to_slots, cos, sin, impl=self.impl)
+            backend.move(keys, values, from_slots, to_slots, cos, sin)
 
 
 def _storage(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,9 @@ from hogwild_engine.step.forward import Forward, TransformersForward
 from hogwild_engine.step.fused_llama import FusedLlamaForward
 from hogwild_engine.step.model_runner import ModelRunner
 from hogwild_engine.text.chat_template import ChatTemplate
-from hogwild_kernels import KernelArgumentError, prefill_implementation
+from hogwild_kernels.api import AttentionBackend, KernelArgumentError
+from hogwild_kernels.backends import choose_backends
+from hogwild_kernels.cuda.long_runs import LongPromptBackend
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class LoadedModel:
         chat: its chat template, which also holds the end-of-turn ids.
         default_sampling: the model's ``generation_config``.
         validation_error: relative error of block-wise logits against a plain forward.
-        prefill: which kernels attend for long chunks, as `hogwild_kernels` names them.
+        backends: attend over the cache, one a layer.
     """
 
     forward: Forward
@@ -51,7 +52,7 @@ class LoadedModel:
     chat: ChatTemplate
     default_sampling: SamplingParams
     validation_error: float
-    prefill: str
+    backends: list[AttentionBackend]
 
     @property
     def device(self) -> torch.device:
@@ -59,20 +60,6 @@ class LoadedModel:
         return self.shapes[0].device
 
 
-@contextmanager
-def _named_by_setting() -> Iterator[None]:
-    """Name the engine's setting where kernels that were asked for cannot run."""
-    try:
-        yield
-    except KernelArgumentError as error:
-        argument, _, said = str(error).partition(": ")
-        setting = {"impl": "attention", "prefill": "prefill_attention"}.get(argument)
-        if setting is None:
-            raise
-        raise ConfigError(f"{setting}: {said}") from error
-
-
-@_named_by_setting()
 def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> LoadedModel:
     """Load the model that ``config`` names, validate it and pack its matrices.
 
@@ -99,11 +86,10 @@ def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> Lo
     length = context_len(model, windows)
     validation.check_positions(model, ids, length)
     num_pages = validation.num_pages(config.page_size)
-    asked = config.prefill_attention
-    cache = KVCache(shapes, num_pages, config.page_size, config.attention, asked)
+    cache = KVCache(shapes, num_pages, config.page_size, _backends(config, shapes))
     unfused = ModelRunner(TransformersForward(model), cache, windows)
     logits, error = validation.check_logits(model, unfused, ids)
-    prefill = _prefill(model, unfused, ids, asked)
+    backends = _checked_prefill(model, unfused, ids, config.prefill_attention)
     # The fused forward always attends in C.
     may_fuse = config.attention in ("auto", "native")
     fused = _fused_llama(model, cache, windows, ids, logits) if may_fuse else None
@@ -124,7 +110,7 @@ def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> Lo
         chat=chat,
         default_sampling=default_sampling(generation),
         validation_error=error,
-        prefill=prefill,
+        backends=backends,
     )
 
 
@@ -145,20 +131,33 @@ def _layer_shapes(model: Any, config: EngineConfig) -> tuple[list[LayerShape], l
         raise ModelRefusedError("forward", detail) from error
 
 
-def _prefill(model: Any, hooked: ModelRunner, ids: Sequence[int], asked: str) -> str:
-    """Which kernels attend for long feeds: those of all other rows where "auto" fails the check."""
-    cache = hooked.cache
-    kinds = {(shape.device, shape.dtype, shape.head_dim) for shape in cache.shapes}
-    if {prefill_implementation(asked, cache.impl, *kind) for kind in kinds} == {"same"}:
-        return "same"
+def _backends(config: EngineConfig, shapes: Sequence[LayerShape]) -> list[AttentionBackend]:
+    """Choose each layer's attention backend."""
+    specs = [shape.spec for shape in shapes]
     try:
-        validation.check_logits(model, hooked, ids, long=True)
+        return choose_backends(config.attention, config.prefill_attention, specs)
+    except KernelArgumentError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _checked_prefill(
+    model: Any, runner: ModelRunner, ids: Sequence[int], name: str
+) -> list[AttentionBackend]:
+    """Return the runner's backends, without a prefill backend that "auto" chose and that fails."""
+    backends = runner.cache.backends
+    if not any(isinstance(backend, LongPromptBackend) for backend in backends):
+        return backends
+    try:
+        validation.check_logits(model, runner, ids, long=True)
     except (ModelRefusedError, RuntimeError) as error:  # kernels that were built for other devices
-        if asked != "auto":
+        if name != "auto":
             raise
-        _log.warning("long prompts attend through the kernels of all other rows: %s", error)
-        return "same"
-    return asked
+        _log.warning("long prompts attend through the attention backend: %s", error)
+        return [
+            backend.attention if isinstance(backend, LongPromptBackend) else backend
+            for backend in backends
+        ]
+    return backends
 
 
 def _fused_llama(

@@ -44,8 +44,10 @@ def layer_shapes(model: Any, device: torch.device) -> tuple[list[LayerShape], li
         raise ModelRefusedError("attention interface", detail)
     rotations = match_rotations(probe.keys, model)
     shapes = [
-        LayerShape(key.shape[1], key.shape[2], key.device, key.dtype, rotation)
-        for key, rotation in zip(probe.keys, rotations, strict=True)
+        LayerShape(key.shape[1], key.shape[2], key.device, key.dtype, rotation, group, softcap)
+        for key, rotation, group, softcap in zip(
+            probe.keys, rotations, probe.group_sizes, probe.softcaps, strict=True
+        )
     ]
     return shapes, probe.windows
 

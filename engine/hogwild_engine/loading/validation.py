@@ -13,7 +13,7 @@ from hogwild_engine.step.attention_hook import ATTENTION_NAME
 from hogwild_engine.step.batch import Chunk, build_batch
 from hogwild_engine.step.model_runner import ModelRunner
 from hogwild_engine.text.chat_template import ChatTemplate
-from hogwild_kernels import BlockRead
+from hogwild_kernels.table import BlockRead
 
 VALIDATION_TEXT = (
     "Two people can paint a fence faster than one if each of them sees which boards the other "

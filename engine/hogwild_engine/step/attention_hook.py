@@ -1,8 +1,7 @@
-"""The one attention function that transformers calls in place of its own.
+"""The attention function that transformers calls in place of its own.
 
-It gets queries and keys already rotated at block-local positions. It writes the new keys and values
-to their pages first and reads afterwards, so that all writers of a pass see each other's current
-token.
+Queries and keys arrive rotated at block-local positions. New keys and values are written to their
+pages before anything is read, so that all workers of a step see each other's current token.
 """
 
 from __future__ import annotations
@@ -16,22 +15,20 @@ from transformers import AttentionInterface
 from hogwild_engine.api.errors import ModelRefusedError
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.cache.rope import permute
-from hogwild_kernels import BlockTable, block_attention, write_kv
+from hogwild_kernels.table import BlockTable
 
 ATTENTION_NAME = "hogwild"
-"""Registered for attention only: a name absent from the mask registry makes transformers build no
-mask.
-"""
+"""Registered for attention only: without a mask function of this name, no mask is built."""
 
 
 @dataclass
 class StepTensors:
-    """What the layers of one pass read.
+    """What the layers of one step read.
 
     Args:
-        cache: where keys and values live.
-        slots: where each row's key and value go, int64 ``[T]``, one tensor a device.
-        tables: one table a layer.
+        cache: keys, values and attention backends of all layers.
+        slots: where each query token's key and value are written, int64 ``[T]``, one per device.
+        tables: one table per layer.
     """
 
     cache: KVCache
@@ -41,12 +38,12 @@ class StepTensors:
 
 @dataclass
 class RopeProbe:
-    """In place of `StepTensors`: switches attention off and keeps each layer's keys and what else
-    it was given.
-    """
+    """Takes the place of `StepTensors`: records each layer's arguments in place of attention."""
 
     keys: list[torch.Tensor] = field(default_factory=list)
     windows: list[int | None] = field(default_factory=list)
+    group_sizes: list[int] = field(default_factory=list)
+    softcaps: list[float | None] = field(default_factory=list)
 
 
 def attention(
@@ -63,8 +60,10 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer. query ``[1, H, T, D]``, key and value ``[1, KH, T, D]``; returns
-    ``[1, T, H, D]``.
+    """Attend in one layer. query ``[1, H, T, D]``, key and value ``[1, KH, T, D]``.
+
+    Returns:
+        ``[1, T, H, D]``, and ``None`` for the weights.
     """
     if hogwild is None:
         detail = "a layer keeps the engine's arguments from its attention; use another model"
@@ -77,14 +76,16 @@ def attention(
             raise ModelRefusedError("attention interface", detail)
         hogwild.keys.append(key[0].transpose(0, 1))
         hogwild.windows.append(sliding_window)
+        hogwild.group_sizes.append(query.shape[1] // key.shape[1])
+        hogwild.softcaps.append(softcap)
         return torch.zeros_like(query.transpose(1, 2)), None
     layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     order = hogwild.cache.shapes[layer].rotation.permutation
     k_pages, v_pages = hogwild.cache.layers[layer]
-    impl = hogwild.cache.impl
+    backend = hogwild.cache.backends[layer]
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    write_kv(permute(k, order), v, k_pages, v_pages, hogwild.slots[k.device], impl=impl)
-    out, _lse = block_attention(
+    backend.write(permute(k, order), v, k_pages, v_pages, hogwild.slots[k.device])
+    out, _lse = backend.attend(
         permute(q, order),
         k_pages,
         v_pages,
@@ -92,12 +93,10 @@ def attention(
         scale=scaling,
         softcap=softcap,
         sinks=s_aux,
-        impl=impl,
-        prefill=hogwild.cache.prefill,
     )
     return out[None], None
 
 
 def register() -> None:
-    """Make the function known to transformers under `ATTENTION_NAME`; again is harmless."""
+    """Register the function with transformers under `ATTENTION_NAME`; repeating it is harmless."""
     AttentionInterface.register(ATTENTION_NAME, attention)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hogwild_engine.cache.block import Block
-from hogwild_kernels import BlockRead
+from hogwild_kernels.table import BlockRead
 
 LONG_CHUNK = 256
 """A chunk of so many tokens may attend by kernels for long sequences. Not measured yet."""

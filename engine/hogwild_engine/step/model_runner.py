@@ -11,7 +11,7 @@ from hogwild_engine.step.attention_hook import StepTensors
 from hogwild_engine.step.batch import Batch
 from hogwild_engine.step.cuda_graphs import DecodeGraphs
 from hogwild_engine.step.forward import Forward
-from hogwild_engine.step.packed_batch import Sizes, pack, runs_of, unpack
+from hogwild_engine.step.packed_batch import Sizes, pack, unpack
 
 
 class ModelRunner:
@@ -67,12 +67,11 @@ class ModelRunner:
         Args:
             numbers: the packed batch.
             sizes: of its parts.
-            batch: the same as plain integers; ``None`` for what a CUDA graph replays.
+            batch: the same as plain integers; ``None`` if the numbers are padded for a CUDA graph.
         """
         parts = {device: unpack(numbers.to(device), sizes) for device in self._devices}
         tables = [
-            parts[device].table(rotation, window, runs_of(batch, window) if batch else ())
-            for rotation, window, device in self._kinds
+            parts[device].table(rotation, window, batch) for rotation, window, device in self._kinds
         ]
         tensors = StepTensors(
             self.cache,

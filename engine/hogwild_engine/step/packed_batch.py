@@ -7,7 +7,7 @@ different sizes can share one CUDA graph.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 
 from hogwild_engine.cache.rope import Rotation
 from hogwild_engine.step.batch import Batch
-from hogwild_kernels import BlockRead, BlockTable, Run
+from hogwild_kernels.table import BlockTable
 
 
 class Sizes(NamedTuple):
@@ -58,15 +58,22 @@ class Packed(NamedTuple):
     offsets: torch.Tensor
 
     def table(
-        self, rotation: Rotation, window: int | None, runs: tuple[Run, ...] = ()
+        self, rotation: Rotation, window: int | None, batch: Batch | None = None
     ) -> BlockTable:
-        """What layers with this rotation and window read; ``runs`` are those of the batch."""
+        """Return what layers with this rotation and window read.
+
+        Args:
+            rotation: of these layers.
+            window: their sliding window.
+            batch: the batch that was packed; ``None`` if it was padded.
+        """
         lo = self.lo
         if window is not None:
             lo = (self.offsets - window + 1).clamp(min=0)
         cos, sin = rotation.table(self.deltas)
         ints = (self.pages, self.first_row, self.num_rows, self.first_pair, lo, self.hi)
-        return BlockTable(*ints, cos=cos, sin=sin, runs=runs)
+        reads, long_rows = (tuple(batch.reads), tuple(batch.long_chunks)) if batch else (None, ())
+        return BlockTable(*ints, cos=cos, sin=sin, reads=reads, window=window, long_rows=long_rows)
 
 
 def pack(batch: Batch, sizes: Sizes) -> torch.Tensor:
@@ -107,39 +114,3 @@ def unpack(numbers: torch.Tensor, sizes: Sizes) -> Packed:
     *parts, rest = numbers.split([*indices, sum(columns)])
     packed = Packed(*parts, *rest.int().split(columns))
     return packed._replace(pages=packed.pages.view(entries, pages))
-
-
-def runs_of(batch: Batch, window: int | None) -> tuple[Run, ...]:
-    """What the query tokens of long chunks read in layers with this window."""
-    first_pairs = list(accumulate((len(read.hi) for read in batch.reads), initial=0))
-    found: list[Run] = []
-    for rows in batch.long_chunks:
-        for number, entry in enumerate(batch.reads):
-            index = rows.start - entry.first_row
-            if 0 <= index < len(entry.hi) and entry.hi[index]:
-                hi = entry.hi[index + len(rows) - 1]
-                pair = first_pairs[number] + index
-                run = Run(rows.start, len(rows), number, pair, 0, hi, (-1, -1))
-                found += _runs(run, entry, index, window)
-    return tuple(found)
-
-
-def _runs(run: Run, entry: BlockRead, index: int, window: int | None) -> Iterator[Run]:
-    """What is left of a run over a whole block, with rows from ``index`` on, in such a window."""
-    first, count, number, pair, _, hi, _ = run
-    own = entry.hi[index] < hi
-    if window is None:
-        yield run._replace(window=(-1, 0 if own else -1))
-        return
-    start = entry.offsets[index] - window + 1  # of the first row's window; each moves it by one
-    if own:
-        yield run._replace(lo=max(0, start), window=(window - 1, 0))
-        return
-    # Told apart: flash-attn takes no window over more rows than keys.
-    whole = min(count, max(0, 1 - start))
-    if whole:
-        yield run._replace(num_rows=whole)
-    sliding, lo = min(count, hi - start) - whole, start + whole
-    if sliding > 0:
-        around = (hi - lo - sliding, -1)
-        yield Run(first + whole, sliding, number, pair + whole, lo, hi, around)

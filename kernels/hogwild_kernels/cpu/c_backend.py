@@ -15,17 +15,13 @@ from typing import Any
 
 import torch
 
-from hogwild_kernels import reference
+from hogwild_kernels.api import AttentionSpec, States, check
 from hogwild_kernels.cpu.build import BuildError, build_error, library
+from hogwild_kernels.reference import ReferenceBackend
 from hogwild_kernels.table import BlockTable
 
-__all__ = ["BuildError", "Job", "add_norm", "attend", "block_attention", "build_error", "draw"]
-__all__ += ["has_tiles", "job_for", "merge_states", "move_kv", "num_threads", "refusal"]
-__all__ += ["rotate_write", "silu_mul", "write_kv"]
-
-merge_states = reference.merge_states
-move_kv = reference.move_kv
-write_kv = reference.write_kv
+__all__ = ["BuildError", "Job", "NativeBackend", "add_norm", "attend", "build_error", "draw"]
+__all__ += ["has_tiles", "job_for", "num_threads", "rotate_write", "silu_mul"]
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 LANES = 16
@@ -55,43 +51,50 @@ class Job(ctypes.Structure):
     ]
 
 
-def refusal(q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor) -> str | None:
-    """What the compiled attention wants of tensors on the CPU and does not get, ``None`` where it
-    can run.
-    """
-    num_heads, dim = q.shape[-2:]
-    if q.dtype != k_pages.dtype or q.dtype not in DTYPES:
-        return f"queries and keys of one type, float32 or bfloat16, got {q.dtype}, {k_pages.dtype}"
-    if dim % 32 or dim > MAX_DIM:
-        return f"a head dim that 32 divides, {MAX_DIM} at most, got {dim}"
-    if k_pages.stride() != v_pages.stride():
-        return f"keys and values stored alike, got {k_pages.stride()}, {v_pages.stride()}"
-    if num_heads // k_pages.shape[-2] > MAX_GROUP:
-        return f"at most {MAX_GROUP} query heads a key head, got {num_heads}"
-    if error := build_error():
-        return f"a working C compiler ({error})"
-    return None
+class NativeBackend(ReferenceBackend):
+    """Attention in C. See `AttentionBackend` for shapes."""
 
+    name = "native"
 
-def block_attention(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    table: BlockTable,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if q.stride()[1:] != (q.shape[2], 1):
-        q = q.contiguous()
-    job, work = job_for(q, k_pages, v_pages, table, scale, softcap)
-    out = torch.empty(q.shape, dtype=q.dtype)
-    lse = torch.empty(q.shape[:2])
-    if sinks is not None:
-        sinks = sinks.float().contiguous()
-    attend(job, q, k_pages, v_pages, sinks, out, lse, work)
-    return out, lse
+    def supports(self, spec: AttentionSpec) -> str | None:
+        if spec.device.type != "cpu":
+            return "tensors on the CPU"
+        if spec.dtype not in DTYPES:
+            return "a cache in float32 or bfloat16"
+        if spec.head_dim % 32 or spec.head_dim > MAX_DIM:
+            return f"a head dim that 32 divides, {MAX_DIM} at most"
+        if spec.group_size > MAX_GROUP:
+            return f"at most {MAX_GROUP} query heads a key head"
+        if error := build_error():
+            return f"a working C compiler ({error})"
+        return None
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        table: BlockTable,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> States:
+        strides = k_pages.stride()
+        check(q.dtype == k_pages.dtype == v_pages.dtype, "q", f"dtype {k_pages.dtype}", q.dtype)
+        check(v_pages.stride() == strides, "v_pages", f"strides {strides}", v_pages.stride())
+        group_size = q.shape[1] // k_pages.shape[2]
+        reason = self.supports(AttentionSpec(q.device, q.dtype, q.shape[2], group_size))
+        check(reason is None, "q", str(reason), (q.device, q.dtype, tuple(q.shape)))
+        if q.stride()[1:] != (q.shape[2], 1):
+            q = q.contiguous()
+        job, work = job_for(q, k_pages, v_pages, table, scale, softcap)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        lse = torch.empty(q.shape[:2])
+        if sinks is not None:
+            sinks = sinks.float().contiguous()
+        attend(job, q, k_pages, v_pages, sinks, out, lse, work)
+        return out, lse
 
 
 def job_for(
@@ -109,18 +112,17 @@ def job_for(
         q: ``[T, H, D]``, heads of a row contiguous.
         k_pages: ``[num_pages, page_size, KH, D]``; ``v_pages`` has the same strides.
         v_pages: see above.
-        table: int32 and float32, contiguous.
+        table: with its integers, `BlockTable.reads`.
         scale: factor on the scores.
-        softcap: see `hogwild_kernels.block_attention`.
+        softcap: see `AttentionBackend.attend`.
     """
     threads = num_threads()
     pages = (k_pages.shape, k_pages.stride())
     key = ("native", q.shape, q.stride(), pages, scale, softcap, threads)
     kept = table.derived.get(key)
     if kept is None:
-        columns = (table.pages, table.first_row, table.num_rows, table.first_pair)
-        columns = [x.contiguous() for x in (*columns, table.lo, table.hi, table.cos, table.sin)]
-        _check_bounds(table, q.shape[0], *k_pages.shape[:2])
+        width, columns = _columns(table, q.shape[0], *k_pages.shape[:2])
+        angles = table.cos.contiguous(), table.sin.contiguous()
         rows, heads, dim = q.shape
         page_stride, slot_stride, head_stride, _ = k_pages.stride()
         job = Job(
@@ -132,32 +134,36 @@ def job_for(
             page_stride,
             slot_stride,
             head_stride,
-            *table.pages.shape,
+            len(table.pages),
+            width,
             k_pages.shape[1],
-            *(column.data_ptr() for column in columns),
+            *(column.buffer_info()[0] for column in columns),
+            *(angle.data_ptr() for angle in angles),
             scale,
             softcap or 0,
             threads,
             has_tiles(),
         )
         work = torch.empty(threads * rows * heads * (dim + 17))
-        kept = table.derived[key] = (job, work, columns)
+        kept = table.derived[key] = (job, work, columns, angles)
     return kept[0], kept[1]
 
 
-def _check_bounds(table: BlockTable, num_rows: int, num_pages: int, page_size: int) -> None:
-    """C reads where it is told to: nothing may point outside."""
-    if not table.num_pairs:
-        return
-    last_row = int((table.first_row + table.num_rows).max())
-    last_pair = int((table.first_pair + table.num_rows).max())
-    seen = torch.where(table.lo < table.hi, table.hi, 0)
-    inside = last_row <= num_rows and last_pair <= table.num_pairs
-    inside = inside and int(table.first_row.min()) >= 0 and int(table.first_pair.min()) >= 0
-    inside = inside and int(seen.max()) <= table.pages.shape[1] * page_size
-    first, last = (int(page) for page in table.pages.aminmax())
-    if not (inside and first >= 0 and last < num_pages and int(table.lo.min()) >= 0):
-        raise IndexError("table: a row, a pair, a token or a page lies outside of the tensors")
+def _columns(
+    table: BlockTable, num_rows: int, num_pages: int, page_size: int
+) -> tuple[int, list[array[int]]]:
+    """Return the widest page list and the int32 columns of C, from integers that were checked."""
+    reads = table.checked_reads(num_rows, num_pages, page_size)
+    width = max((len(read.pages) for read in reads), default=0)
+    counts = [len(read.hi) for read in reads]
+    pages, lo, hi = array("i"), array("i"), array("i")
+    for read in reads:
+        pages.fromlist(read.pages + [0] * (width - len(read.pages)))
+        lo.fromlist(read.lo(table.window))
+        hi.fromlist(read.hi)
+    first_rows = array("i", [read.first_row for read in reads])
+    first_pairs = array("i", accumulate(counts[:-1], initial=0))
+    return width, [pages, first_rows, array("i", counts), first_pairs, lo, hi]
 
 
 def attend(
@@ -170,7 +176,7 @@ def attend(
     lse: torch.Tensor,
     work: torch.Tensor,
 ) -> None:
-    """`block_attention` into given memory, nothing checked."""
+    """Attend into given memory; nothing is checked."""
     _function("block_attention", q.dtype)(
         ctypes.byref(job),
         q.data_ptr(),
@@ -202,7 +208,7 @@ def rotate_write(
             their epsilon.
         cos: of the rows' local positions, float32 ``[T, D/2]``.
         sin: see ``cos``.
-        slots: see `hogwild_kernels.write_kv`.
+        slots: see `AttentionBackend.write`.
         k_pages: ``[num_pages, page_size, KH, D]``.
         v_pages: the same.
     """

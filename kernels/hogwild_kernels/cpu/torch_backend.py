@@ -1,8 +1,8 @@
-"""Attention over blocks on the CPU: each block's keys are read once for all rows of its session.
+"""Attention over blocks by torch's operators on the CPU: each key is read once for all workers.
 
-Query rows of one key/value head are folded together with the workers, so grouped heads are never
-expanded. Runs of consecutive pages are read in place. Everything that depends on the table alone is
-computed once and kept on it.
+Query heads of one key/value head are folded together with the query tokens, so grouped heads are
+never expanded. Consecutive pages are read in place, as one slice. What depends on the table alone
+is computed once for all layers and kept on the table.
 """
 
 from __future__ import annotations
@@ -12,74 +12,80 @@ from typing import NamedTuple
 
 import torch
 
-from hogwild_kernels import reference
-from hogwild_kernels.table import BlockTable
+from hogwild_kernels.api import AttentionSpec, States
+from hogwild_kernels.reference import ReferenceBackend, merge_states, rotate
+from hogwild_kernels.table import BlockRead, BlockTable
 
-write_kv = reference.write_kv
-move_kv = reference.move_kv
-merge_states = reference.merge_states
+
+class TorchBackend(ReferenceBackend):
+    """Attention by ``scaled_dot_product_attention`` over slices of the cache."""
+
+    name = "cpu"
+
+    def supports(self, spec: AttentionSpec) -> str | None:
+        return None if spec.device.type == "cpu" else "tensors on the CPU"
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        table: BlockTable,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> States:
+        num_rows, num_heads, dim = q.shape
+        num_kv_heads = k_pages.shape[2]
+        group = num_heads // num_kv_heads
+        key = ("cpu", num_rows, *k_pages.shape[:2])
+        plan = table.derived.get(key)
+        if plan is None:
+            plan = table.derived[key] = _plan(table, num_rows, *k_pages.shape[:2])
+        query = q[plan.row_of_pair]
+        if plan.rotates:
+            query = rotate(query, table.cos, table.sin)
+        query = query.to(k_pages.dtype).view(-1, num_kv_heads, group, dim)
+        query = query.transpose(0, 1).contiguous()  # [KH, N, G, D]
+        keys, values = (
+            pages.flatten(0, 1).transpose(0, 1) for pages in (k_pages, v_pages)
+        )  # [KH, slots, D]
+        shape = (plan.num_partials + (sinks is not None), num_rows, num_kv_heads, group)
+        outs = torch.zeros((*shape, dim), dtype=torch.float32)
+        lses = torch.full(shape, -torch.inf)
+        for first_slot, num_tokens, partial, rows, pairs, mask in plan.segments:
+            tokens = slice(first_slot, first_slot + num_tokens)
+            folded = query[:, pairs].flatten(1, 2)  # [KH, R·G, D]
+            out, lse = _attend(folded, keys[:, tokens], values[:, tokens], mask, scale, softcap)
+            by_row = (num_kv_heads, -1, group)
+            outs[partial, rows] = out.view(*by_row, dim).transpose(0, 1).float()
+            lses[partial, rows] = lse.view(by_row).transpose(0, 1)
+        outs, lses = outs.flatten(2, 3), lses.flatten(2, 3)
+        if sinks is not None:
+            lses[-1] = sinks.float()
+        out, lse = merge_states(outs, lses)
+        return out.to(q.dtype), lse
 
 
 class Segment(NamedTuple):
-    """A run of consecutive pages of one entry, and the rows that see something of it."""
+    """Consecutive pages of a block, and the query tokens that see some of their tokens."""
 
     first_slot: int
     num_tokens: int
-    ordinal: int  # which partial of its rows this one is
+    partial: int  # index among the partial outputs of these query tokens
     rows: torch.Tensor | slice
     pairs: torch.Tensor | slice
-    mask: torch.Tensor | None  # bool [R, S]; None where every row sees all of the run
+    mask: torch.Tensor | None  # bool [R, S]; None if every query token sees every token
 
 
-class Reading(NamedTuple):
+class Plan(NamedTuple):
+    """A table as segments. A query token has up to ``num_partials`` outputs to merge."""
+
     segments: list[Segment]
     num_partials: int
     row_of_pair: torch.Tensor
     rotates: bool
-
-
-def block_attention(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    table: BlockTable,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    num_rows, num_heads, dim = q.shape
-    num_kv_heads = k_pages.shape[2]
-    group = num_heads // num_kv_heads
-    reading = table.derived.get("cpu")
-    if reading is None:
-        reading = table.derived["cpu"] = _reading(table, k_pages.shape[1])
-    query = q[reading.row_of_pair]
-    if reading.rotates:
-        query = reference.rotate(query, table.cos, table.sin)
-    query = query.to(k_pages.dtype).view(-1, num_kv_heads, group, dim)
-    query = query.transpose(0, 1).contiguous()  # [KH, N, G, D]
-    keys, values = (
-        pages.flatten(0, 1).transpose(0, 1) for pages in (k_pages, v_pages)
-    )  # [KH, slots, D]
-    num_partials = reading.num_partials + (sinks is not None)
-    shape = (num_partials, num_rows, num_kv_heads, group)
-    outs = torch.zeros((*shape, dim), dtype=torch.float32)
-    lses = torch.full(shape, -torch.inf)
-    for segment in reading.segments:
-        tokens = slice(segment.first_slot, segment.first_slot + segment.num_tokens)
-        rows = query[:, segment.pairs]  # [KH, R, G, D]
-        out, lse = _attend(
-            rows.flatten(1, 2), keys[:, tokens], values[:, tokens], segment.mask, scale, softcap
-        )
-        shape = (num_kv_heads, -1, group)
-        outs[segment.ordinal, segment.rows] = out.view(*shape, dim).transpose(0, 1).float()
-        lses[segment.ordinal, segment.rows] = lse.view(shape).transpose(0, 1)
-    outs, lses = outs.flatten(2, 3), lses.flatten(2, 3)
-    if sinks is not None:
-        lses[-1] = sinks.float()
-    out, lse = merge_states(outs, lses)
-    return out.to(q.dtype), lse
 
 
 def _attend(
@@ -89,16 +95,15 @@ def _attend(
     mask: torch.Tensor | None,
     scale: float,
     softcap: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One softmax over one run. q ``[KH, R·G, D]``, k, v ``[KH, S, D]``, mask bool ``[R, S]``."""
+) -> States:
+    """Attend over one segment. q ``[KH, R·G, D]``, k, v ``[KH, S, D]``, mask bool ``[R, S]``."""
     if mask is not None:
         mask = mask.repeat_interleave(q.shape[1] // mask.shape[0], dim=0)
     if softcap is None:
         bias = None
         if mask is not None:
-            bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)[
-                None, None
-            ]
+            bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
+            bias = bias[None, None]
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q[None], k[None], v[None], attn_mask=bias, scale=scale
         )
@@ -111,52 +116,51 @@ def _attend(
     return torch.matmul(torch.exp(score - lse[..., None]), v.float()), lse
 
 
-def _reading(table: BlockTable, page_size: int) -> Reading:
-    """Turn the table into runs of pages and masks, dropping rows that see nothing of a run."""
+def _plan(table: BlockTable, num_rows: int, num_pages: int, page_size: int) -> Plan:
+    """Cut every block read into segments; leave out query tokens that see nothing of one."""
+    reads = table.checked_reads(num_rows, num_pages, page_size)
     segments: list[Segment] = []
-    partials_of_row: dict[int, int] = {}
-    columns = (table.pages, table.first_row, table.num_rows, table.first_pair)
-    for pages, first_row, num_rows, first_pair in zip(
-        *(column.tolist() for column in columns), strict=True
-    ):
-        pairs = slice(first_pair, first_pair + num_rows)
-        lo = table.lo[pairs]
-        hi = torch.where(lo < table.hi[pairs], table.hi[pairs], 0)
-        length = int(hi.max()) if num_rows else 0
-        for start, end in _runs(pages[: max(0, -(-length // page_size))]):
-            offset, stop = start * page_size, min(end * page_size, length)
-            seen = (lo < stop) & (hi > offset)
-            if not seen.any():
+    num_partials = [0] * num_rows
+    row_of_pair: list[int] = []
+    for read in reads:
+        first_pair = len(row_of_pair)
+        row_of_pair += range(read.first_row, read.first_row + len(read.hi))
+        lo = read.lo(table.window)
+        for first_slot, start, stop in _slices(read, lo, page_size):
+            index = [i for i, hi in enumerate(read.hi) if start < hi and lo[i] < min(stop, hi)]
+            if not index:
                 continue
-            rows, pair_index = _select(seen, first_row), _select(seen, first_pair)
-            token = torch.arange(offset, stop)
-            mask = (token >= lo[seen, None]) & (token < hi[seen, None])
-            members = torch.arange(first_row, first_row + num_rows)[seen].tolist()
-            ordinal = max(partials_of_row.get(row, 0) for row in members)
-            partials_of_row.update(dict.fromkeys(members, ordinal + 1))
-            segments.append(
-                Segment(
-                    pages[start] * page_size,
-                    stop - offset,
-                    ordinal,
-                    rows,
-                    pair_index,
-                    None if bool(mask.all()) else mask,
-                )
+            rows = [read.first_row + i for i in index]
+            partial = max(num_partials[row] for row in rows)
+            for row in rows:
+                num_partials[row] = partial + 1
+            mask = None
+            if any(lo[i] > start or read.hi[i] < stop for i in index):
+                token = torch.arange(start, stop)
+                first, last = (torch.tensor([x[i] for i in index]) for x in (lo, read.hi))
+                mask = (token >= first[:, None]) & (token < last[:, None])
+            whole = len(index) == len(read.hi)
+            of_q, of_pairs = (
+                slice(first, first + len(index)) if whole else torch.tensor(index) + first
+                for first in (read.first_row, first_pair)
             )
-    num_partials = max(partials_of_row.values(), default=1)
-    return Reading(segments, num_partials, table.row_of_pair(), bool((table.sin != 0).any()))
+            segments.append(Segment(first_slot, stop - start, partial, of_q, of_pairs, mask))
+    return Plan(
+        segments,
+        max(1, *num_partials),
+        torch.tensor(row_of_pair, dtype=torch.int64),
+        rotates=any(any(read.deltas) for read in reads),
+    )
 
 
-def _select(seen: torch.Tensor, first: int) -> torch.Tensor | slice:
-    if bool(seen.all()):
-        return slice(first, first + seen.shape[0])
-    return seen.nonzero().squeeze(1) + first
-
-
-def _runs(pages: list[int]) -> list[tuple[int, int]]:
-    """Split a page list into index ranges whose pages are consecutive."""
+def _slices(read: BlockRead, lo: list[int], page_size: int) -> list[tuple[int, int, int]]:
+    """Return the first slot and the token range of each stretch of consecutive pages."""
+    length = max((hi for low, hi in zip(lo, read.hi, strict=True) if low < hi), default=0)
+    pages = read.pages[: -(-length // page_size)]
     if not pages:
         return []
-    breaks = [i + 1 for i, (a, b) in enumerate(pairwise(pages)) if b != a + 1]
-    return list(zip([0, *breaks], [*breaks, len(pages)], strict=True))
+    breaks = [i + 1 for i, (page, after) in enumerate(pairwise(pages)) if after != page + 1]
+    return [
+        (pages[start] * page_size, start * page_size, min(end * page_size, length))
+        for start, end in zip([0, *breaks], [*breaks, len(pages)], strict=True)
+    ]

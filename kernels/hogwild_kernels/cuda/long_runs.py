@@ -1,90 +1,165 @@
-"""Long runs of rows by attention over contiguous sequences, all other rows as ever, merged by lse.
+"""Long prompt chunks by a prefill backend, all other query tokens by an attention backend.
 
-One call a (run of rows, block): its queries are turned, and its block's pages gathered, beforehand.
-Knows neither who attends nor how the other rows are served. Never waits for the device.
+A prefill backend attends over one contiguous sequence at a time. So each long chunk is served block
+by block: rotate its queries, gather the block's pages, attend, and merge the results by their
+log-sum-exp. Never waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
-from hogwild_kernels.cuda.varlen import Attend
+from hogwild_kernels.api import AttentionBackend, AttentionSpec, States
+from hogwild_kernels.cuda.varlen import PrefillBackend
 from hogwild_kernels.reference import merge_states, rotate
-from hogwild_kernels.table import BlockTable, Run
-
-States = tuple[torch.Tensor, torch.Tensor]
-Rest = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, BlockTable], States]
+from hogwild_kernels.table import BlockRead, BlockTable
 
 
-def block_attention(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    table: BlockTable,
-    *,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-    attend: Attend,
-    rest: Rest,
-) -> States:
-    """See `hogwild_kernels.block_attention`.
+class LongPromptBackend(AttentionBackend):
+    """An attention backend, and a prefill backend for its long prompt chunks.
 
     Args:
-        attend: serves the table's runs.
-        rest: serves all other rows, with the same scale, softcap and sinks.
+        attention: serves all other query tokens, writes and moves; "triton" or "reference".
+        prefill: serves `BlockTable.long_rows`.
     """
-    others = _without_runs(table, q.shape[0])
-    # Rows of runs see nothing here but the sinks, which so come in once, whatever is merged in.
-    if others.num_active:
-        out, lse = rest(q, k_pages, v_pages, others)
-    else:
-        out, lse = _unread(q, sinks)
-    merged = out.float()
-    for run in table.runs:
-        rows = slice(run.first_row, run.first_row + run.num_rows)
-        k, v = (_gather(pages, table, run) for pages in (k_pages, v_pages))
-        turned = _turn(q[rows], table, run.first_pair).to(k.dtype)
-        part = attend(turned, k, v, scale=scale, softcap=softcap, window=run.window)
-        _merge_in(merged[rows], lse[rows], *part)
-    return merged.to(q.dtype), lse
+
+    def __init__(self, attention: AttentionBackend, prefill: PrefillBackend) -> None:
+        self.attention, self.prefill = attention, prefill
+        self.name = f"{attention.name}, {prefill.name} for long prompts"
+        self._write, self._move = attention._write, attention._move
+
+    def supports(self, spec: AttentionSpec) -> str | None:
+        return self.attention.supports(spec) or self.prefill.supports(spec)
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        table: BlockTable,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> States:
+        if not table.long_rows:
+            return self.attention._attend(
+                q, k_pages, v_pages, table, scale=scale, softcap=softcap, sinks=sinks
+            )
+        others = _without_long_rows(table, q.shape[0])
+        # Long rows see nothing but the sinks here, so that those are counted once in the merge.
+        if others.num_active:
+            out, lse = self.attention._attend(
+                q, k_pages, v_pages, others, scale=scale, softcap=softcap, sinks=sinks
+            )
+        else:
+            out, lse = _sinks_alone(q, sinks)
+        merged = out.float()
+        for run in runs(table):
+            rows = slice(run.first_row, run.first_row + run.num_rows)
+            k, v = (_gather(pages, table, run) for pages in (k_pages, v_pages))
+            angles = (x[run.first_pair : run.first_pair + 1] for x in (table.cos, table.sin))
+            query = rotate(q[rows], *angles).to(k.dtype)
+            part = self.prefill.attend(query, k, v, scale=scale, softcap=softcap, window=run.window)
+            _merge_in(merged[rows], lse[rows], *part)
+        return merged.to(q.dtype), lse
 
 
-def _without_runs(table: BlockTable, num_rows: int) -> BlockTable:
-    """What rows outside of runs read; the others see nothing."""
-    if "without runs" not in table.derived:
+class Run(NamedTuple):
+    """Consecutive query tokens that read one block alike: one call of a prefill backend.
+
+    All queries are rotated by the same angle, and each sees at least one token. Query token ``i``
+    of the run lies on the diagonal at token ``hi - num_rows + i``.
+
+    Args:
+        first_row: the first query token.
+        num_rows: how many they are.
+        read: index of the `BlockRead`.
+        first_pair: the pair of the first query token.
+        lo: first token that any of them sees.
+        hi: one past the last token that any of them sees.
+        window: how many tokens before and after its diagonal a query token sees; -1 for all from
+            ``lo`` on, and for all up to ``hi``. With more query tokens than keys it is never (n,
+            -1): flash-attn takes no such window.
+    """
+
+    first_row: int
+    num_rows: int
+    read: int
+    first_pair: int
+    lo: int
+    hi: int
+    window: tuple[int, int]
+
+
+def runs(table: BlockTable) -> tuple[Run, ...]:
+    """Return what the long rows read, kept on the table."""
+    if "runs" not in table.derived:
+        reads = table.reads or ()
+        first_pairs = list(accumulate((len(read.hi) for read in reads), initial=0))
+        found: list[Run] = []
+        for rows in table.long_rows:
+            for number, read in enumerate(reads):
+                index = rows.start - read.first_row
+                if 0 <= index < len(read.hi) and read.hi[index]:
+                    hi, pair = read.hi[index + len(rows) - 1], first_pairs[number] + index
+                    run = Run(rows.start, len(rows), number, pair, 0, hi, (-1, -1))
+                    found += _in_window(run, read, index, table.window)
+        table.derived["runs"] = tuple(found)
+    return table.derived["runs"]
+
+
+def _in_window(run: Run, read: BlockRead, index: int, window: int | None) -> Iterator[Run]:
+    """Yield what a sliding window leaves of a run over a whole block, from query ``index`` on."""
+    own = read.hi[index] < run.hi  # in its own block each query token sees one token more
+    if window is None:
+        yield run._replace(window=(-1, 0 if own else -1))
+        return
+    start = read.offsets[index] - window + 1  # of the first query's window, one later for each next
+    if own:
+        yield run._replace(lo=max(0, start), window=(window - 1, 0))
+        return
+    # First the query tokens whose window still holds the whole block, then those it slides over.
+    whole = min(run.num_rows, max(0, 1 - start))
+    if whole:
+        yield run._replace(num_rows=whole)
+    sliding, lo = min(run.num_rows, run.hi - start) - whole, start + whole
+    if sliding > 0:
+        first, pair = run.first_row + whole, run.first_pair + whole
+        yield Run(first, sliding, run.read, pair, lo, run.hi, (run.hi - lo - sliding, -1))
+
+
+def _without_long_rows(table: BlockTable, num_rows: int) -> BlockTable:
+    """Return the table in which long rows see nothing, kept on ``table``."""
+    if "without long rows" not in table.derived:
         hi = table.hi.clone()
-        for run in table.runs:
+        for run in runs(table):
             hi[run.first_pair : run.first_pair + run.num_rows] = 0
-        of_runs = (range(run.first_row, run.first_row + run.num_rows) for run in table.runs)
-        active = num_rows - len(set().union(*of_runs))
-        others = replace(table, hi=hi, runs=(), num_active=active, derived={})
-        table.derived["without runs"] = others
-    return table.derived["without runs"]
+        active = num_rows - sum(map(len, table.long_rows))
+        others = replace(table, hi=hi, reads=None, long_rows=(), num_active=active, derived={})
+        table.derived["without long rows"] = others
+    return table.derived["without long rows"]
 
 
-def _unread(q: torch.Tensor, sinks: torch.Tensor | None) -> States:
-    """The states of rows that see nothing but the sinks."""
+def _sinks_alone(q: torch.Tensor, sinks: torch.Tensor | None) -> States:
+    """Return the states of query tokens that see nothing but the sinks."""
     lse = torch.full(q.shape[:2], -torch.inf, device=q.device)
     return torch.zeros_like(q), lse if sinks is None else lse.copy_(sinks)
 
 
-def _turn(q: torch.Tensor, table: BlockTable, pair: int) -> torch.Tensor:
-    """Queries turned as the query of this pair is, float32 ``[T, H, D]``."""
-    return rotate(q, table.cos[pair : pair + 1], table.sin[pair : pair + 1])
-
-
 def _gather(pages: torch.Tensor, table: BlockTable, run: Run) -> torch.Tensor:
-    """The tokens ``lo`` to ``hi`` of the run's block, ``[S, KH, D]``.
+    """Return the tokens ``lo`` to ``hi`` of the run's block, ``[S, KH, D]``.
 
-    A copy, where paged access would want pages of 256 tokens; ours are small.
+    A copy: the paged access of flash-attn wants pages of 256 tokens, and ours are smaller.
     """
     page_size = pages.shape[1]
     first = run.lo // page_size
-    numbers = table.pages[run.entry, first : -(-run.hi // page_size)]
+    numbers = table.pages[run.read, first : -(-run.hi // page_size)]
     tokens = pages.index_select(0, numbers).flatten(0, 1)
     return tokens[run.lo - first * page_size : run.hi - first * page_size]
 

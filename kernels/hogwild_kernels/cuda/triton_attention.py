@@ -1,8 +1,8 @@
 # pyright: reportCallIssue=false
-"""Attention over blocks by Triton: one split and one reduce kernel for all rows of a pass.
+"""Attention over blocks by Triton: one split and one reduce kernel for all query tokens of a batch.
 
-Runs on CUDA tensors, and on CPU tensors where Triton's interpreter is on (TRITON_INTERPRET=1 in
-the environment before Triton is imported). Never waits for the device.
+Runs on CUDA tensors, and on CPU tensors in Triton's interpreter (TRITON_INTERPRET=1 in the
+environment before Triton is imported). Never waits for the device.
 """
 
 from __future__ import annotations
@@ -14,23 +14,18 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from hogwild_kernels import reference
-from hogwild_kernels.cuda.triton_cache import move_kv, write_kv
+from hogwild_kernels.api import States
 from hogwild_kernels.cuda.triton_config import Config, choose, heads_per_tile
 from hogwild_kernels.cuda.triton_reduce import reduce_kernel
 from hogwild_kernels.cuda.triton_split import split_kernel
 from hogwild_kernels.cuda.triton_work import work_list
-from hogwild_kernels.table import BlockTable, KVScales
-
-__all__ = ["INTERPRETED", "block_attention", "merge_states", "move_kv", "write_kv"]
+from hogwild_kernels.table import BlockTable
 
 INTERPRETED: bool = knobs.runtime.interpret
 """Whether the kernels of this process run in Triton's interpreter."""
 
 REDUCE_ROWS, REDUCE_PARTIALS = 4, 8
-"""Query rows of a program of the reduce kernel, and partials that it loads at once."""
-
-merge_states = reference.merge_states
+"""Query rows per program of the reduce kernel, and partial outputs that it loads at once."""
 
 _TRITON_DTYPE = {
     torch.float32: tl.float32,
@@ -48,15 +43,14 @@ def block_attention(
     scale: float,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
-    scales: KVScales | None = None,
     config: Config | None = None,
     num_programs: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `hogwild_kernels.block_attention`.
+) -> States:
+    """Attend as `hogwild_kernels.api.AttentionBackend.attend` says.
 
     Args:
-        config: tile sizes; chosen from the shapes where not given.
-        num_programs: programs a key/value head; as many as fill the device where not given.
+        config: tile sizes; by default chosen from the shapes.
+        num_programs: programs per key/value head; by default as many as fill the device.
     """
     num_rows, num_heads, dim = q.shape
     page_size, num_kv_heads = k_pages.shape[1:3]
@@ -66,7 +60,10 @@ def block_attention(
     lse = torch.empty((num_rows, num_heads), dtype=torch.float32, device=q.device)
     if num_rows == 0:
         return out, lse
-    compute = compute_dtype(q.dtype, k_pages.dtype)
+    # In bfloat16 the interpreter's dot returns wrong numbers without an error.
+    compute = k_pages.dtype
+    if INTERPRETED and compute is torch.bfloat16:
+        compute = torch.float32
     active = num_rows if table.num_active is None else table.num_active
     config = config or choose(active, group, dim, compute.itemsize)
     heads = heads_per_tile(group, config.block_m)
@@ -85,7 +82,6 @@ def block_attention(
                 q,
                 k_pages,
                 v_pages,
-                *(scales or (None, None)),
                 table.pages,
                 table.first_row,
                 table.num_rows,
@@ -108,7 +104,6 @@ def block_attention(
                 *q.stride()[:2],
                 *k_pages.stride()[:3],
                 *v_pages.stride()[:3],
-                *(scales.keys.stride() if scales else (0, 0, 0)),
                 table.pages.stride(0),
                 PAGE_SIZE=page_size,
                 GROUP=group,
@@ -121,7 +116,6 @@ def block_attention(
                 COMPUTE=_TRITON_DTYPE[compute],
                 PRECISION="ieee",
                 HAS_SOFTCAP=softcap is not None,
-                HAS_SCALES=scales is not None,
                 num_warps=config.num_warps,
                 num_stages=config.num_stages,
             )
@@ -147,13 +141,6 @@ def block_attention(
             num_warps=4,
         )
     return out, lse
-
-
-def compute_dtype(query: torch.dtype, cache: torch.dtype) -> torch.dtype:
-    """The dtype of the two products: the cache's, or the query's over an fp8 cache."""
-    chosen = query if cache.itemsize == 1 else cache
-    # The interpreter's dot of bfloat16 gives wrong numbers without a word.
-    return torch.float32 if INTERPRETED and chosen is torch.bfloat16 else chosen
 
 
 @lru_cache

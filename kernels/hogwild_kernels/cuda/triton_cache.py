@@ -1,5 +1,5 @@
 # pyright: reportCallIssue=false
-"""Writing new keys and values to pages, and moving cached ones, by Triton: one launch each."""
+"""Write new keys and values to pages, and move cached ones, by Triton: one launch each."""
 
 from __future__ import annotations
 
@@ -7,31 +7,14 @@ import torch
 import triton
 import triton.language as tl
 
-from hogwild_kernels.table import KVScales
-
-FP8_MAX = tl.constexpr(448.0)
-
-
-@triton.jit
-def store_scaled(at, scale_at, heads, mask, HAS_SCALES: tl.constexpr):
-    """Store vectors ``[KH, D]``, in fp8 with a scale each where the cache has scales."""
-    if HAS_SCALES:
-        scale = tl.max(tl.abs(heads), axis=1) / FP8_MAX
-        scale = tl.where(scale > 0, scale, 1.0)
-        tl.store(scale_at, scale, mask=tl.max(mask.to(tl.int32), axis=1) > 0)
-        heads = heads / scale[:, None]
-    tl.store(at, heads.to(at.dtype.element_ty), mask=mask)
-
 
 @triton.jit
 def write_kernel(
-    k,
-    v,
-    k_pages,
-    v_pages,
-    k_scales,
-    v_scales,
-    slots,
+    k,  # [T, KH, D]
+    v,  # [T, KH, D]
+    k_pages,  # [num_pages, PAGE_SIZE, KH, D]
+    v_pages,  # [num_pages, PAGE_SIZE, KH, D]
+    slots,  # [T]
     k_row_stride,
     k_head_stride,
     v_row_stride,
@@ -42,15 +25,11 @@ def write_kernel(
     v_page_stride,
     v_slot_stride,
     v_pages_head_stride,
-    scale_page_stride,
-    scale_slot_stride,
-    scale_head_stride,
     PAGE_SIZE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     HEADS_PADDED: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
@@ -59,27 +38,23 @@ def write_kernel(
     head = tl.arange(0, HEADS_PADDED)[:, None]
     dim = tl.arange(0, DIM_PADDED)[None, :]
     mask = (head < NUM_HEADS) & (dim < DIM) & (slot >= 0)
-    scale_at = page * scale_page_stride + offset * scale_slot_stride
-    scale_at += tl.arange(0, HEADS_PADDED) * scale_head_stride
 
     keys = tl.load(k + row * k_row_stride + head * k_head_stride + dim, mask=mask, other=0.0)
     k_at = page * k_page_stride + offset * k_slot_stride + head * k_pages_head_stride + dim
-    store_scaled(k_pages + k_at, k_scales + scale_at, keys.to(tl.float32), mask, HAS_SCALES)
+    tl.store(k_pages + k_at, keys.to(k_pages.dtype.element_ty), mask=mask)
     values = tl.load(v + row * v_row_stride + head * v_head_stride + dim, mask=mask, other=0.0)
     v_at = page * v_page_stride + offset * v_slot_stride + head * v_pages_head_stride + dim
-    store_scaled(v_pages + v_at, v_scales + scale_at, values.to(tl.float32), mask, HAS_SCALES)
+    tl.store(v_pages + v_at, values.to(v_pages.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def move_kernel(
-    k_pages,
-    v_pages,
-    k_scales,
-    v_scales,
-    source,
-    target,
-    cos,
-    sin,
+    k_pages,  # [L, num_pages, PAGE_SIZE, KH, D]
+    v_pages,  # [L, num_pages, PAGE_SIZE, KH, D]
+    source,  # [N]
+    target,  # [N]
+    cos,  # [N, D/2]
+    sin,  # [N, D/2]
     k_layer_stride,
     k_page_stride,
     k_slot_stride,
@@ -88,16 +63,11 @@ def move_kernel(
     v_page_stride,
     v_slot_stride,
     v_head_stride,
-    scale_layer_stride,
-    scale_page_stride,
-    scale_slot_stride,
-    scale_head_stride,
     PAGE_SIZE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     HEADS_PADDED: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
 ):
     HALF: tl.constexpr = DIM // 2
     token = tl.program_id(0).to(tl.int64)
@@ -108,8 +78,7 @@ def move_kernel(
     from_offset = from_slot % PAGE_SIZE
     to_page = to_slot // PAGE_SIZE
     to_offset = to_slot % PAGE_SIZE
-    heads = tl.arange(0, HEADS_PADDED)
-    head = heads[:, None]
+    head = tl.arange(0, HEADS_PADDED)[:, None]
     dim = tl.arange(0, DIM_PADDED)[None, :]
     mask = (head < NUM_HEADS) & (dim < DIM)
 
@@ -122,15 +91,8 @@ def move_kernel(
     c = tl.load(cos + angle, mask=dim < DIM, other=1.0)
     s = tl.load(sin + angle, mask=dim < DIM, other=0.0)
     keys = keys * c + tl.where(dim < HALF, -partners, partners) * s
-    scale_layer = layer * scale_layer_stride + heads * scale_head_stride
-    scale_from = scale_layer + from_page * scale_page_stride + from_offset * scale_slot_stride
-    scale_to = scale_layer + to_page * scale_page_stride + to_offset * scale_slot_stride
-    if HAS_SCALES:
-        fits = heads < NUM_HEADS
-        keys *= tl.load(k_scales + scale_from, mask=fits, other=0.0)[:, None]
-        tl.store(v_scales + scale_to, tl.load(v_scales + scale_from, mask=fits), mask=fits)
     k_to = k_layer + to_page * k_page_stride + to_offset * k_slot_stride
-    store_scaled(k_to + dim, k_scales + scale_to, keys, mask, HAS_SCALES)
+    tl.store(k_to + dim, keys.to(k_pages.dtype.element_ty), mask=mask)
 
     v_layer = v_pages + layer * v_layer_stride + head * v_head_stride
     v_from = v_layer + from_page * v_page_stride + from_offset * v_slot_stride
@@ -144,10 +106,8 @@ def write_kv(
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     slots: torch.Tensor,
-    *,
-    scales: KVScales | None = None,
 ) -> None:
-    """See `hogwild_kernels.write_kv`."""
+    """Write as `hogwild_kernels.api.AttentionBackend.write` says."""
     num_rows, num_heads, dim = k.shape
     k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
     with torch.cuda.device_of(k):
@@ -156,19 +116,16 @@ def write_kv(
             v,
             k_pages,
             v_pages,
-            *(scales or (k_pages, v_pages)),
             slots,
             *k.stride()[:2],
             *v.stride()[:2],
             *k_pages.stride()[:3],
             *v_pages.stride()[:3],
-            *(scales.keys.stride() if scales else (0, 0, 0)),
             PAGE_SIZE=k_pages.shape[1],
             NUM_HEADS=num_heads,
             HEADS_PADDED=triton.next_power_of_2(num_heads),
             DIM=dim,
             DIM_PADDED=triton.next_power_of_2(dim),
-            HAS_SCALES=scales is not None,
             num_warps=4,
         )
 
@@ -180,28 +137,23 @@ def move_kv(
     target: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    *,
-    scales: KVScales | None = None,
 ) -> None:
-    """See `hogwild_kernels.move_kv`."""
+    """Move as `hogwild_kernels.api.AttentionBackend.move` says."""
     num_layers, _, page_size, num_heads, dim = k_pages.shape
     with torch.cuda.device_of(k_pages):
         move_kernel[(source.shape[0], num_layers)](
             k_pages,
             v_pages,
-            *(scales or (k_pages, v_pages)),
             source,
             target,
             cos,
             sin,
             *k_pages.stride()[:4],
             *v_pages.stride()[:4],
-            *(scales.keys.stride() if scales else (0, 0, 0, 0)),
             PAGE_SIZE=page_size,
             NUM_HEADS=num_heads,
             HEADS_PADDED=triton.next_power_of_2(num_heads),
             DIM=dim,
             DIM_PADDED=triton.next_power_of_2(dim),
-            HAS_SCALES=scales is not None,
             num_warps=4,
         )

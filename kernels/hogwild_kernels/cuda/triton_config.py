@@ -1,4 +1,4 @@
-"""Which tile sizes a launch uses, decided from shapes alone. Imports no Triton."""
+"""Choose tile sizes of a launch from shapes. Imports no Triton."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class Config:
     """Tile sizes and launch options of the split kernel.
 
     Args:
-        block_m: query rows of a tile, (row, query head of the group) packed; a power of two of at
-            least 16.
-        block_n: tokens of a tile; a power of two of at least 16.
-        num_warps: warps of a program.
-        num_stages: depth of the loads that run ahead.
-        programs_per_sm: programs that shall be resident on one multiprocessor.
-        min_tiles: fewest token tiles that are worth a program and its partial.
+        block_m: rows of a tile, (query token, query head of the group) packed; a power of two of
+            at least 16.
+        block_n: keys of a tile; a power of two of at least 16.
+        num_warps: warps per program.
+        num_stages: pipeline depth of the loads.
+        programs_per_sm: programs to be resident on one multiprocessor.
+        min_tiles: fewest token tiles that are worth a program and its partial output.
     """
 
     block_m: int
@@ -28,16 +28,18 @@ class Config:
 
 
 def heads_per_tile(group: int, block_m: int) -> int:
-    """Query heads of one group that share a row tile; a group that does not fit is parted."""
+    """Return how many query heads of a group share a row tile; larger groups are split."""
     return min(group, block_m)
 
 
 def choose(num_rows: int, group: int, dim: int, itemsize: int) -> Config:
-    """The configuration for a pass: none of them spills where another was found that does not.
+    """Return a configuration whose kernel spills no registers.
+
+    `tests/harness/kernel_budget.json` holds the registers and shared memory of each.
 
     Args:
         num_rows: T.
-        group: query heads a key/value head serves.
+        group: query heads per key/value head.
         dim: D.
         itemsize: bytes of the dtype that products are computed in.
     """
@@ -53,7 +55,7 @@ def choose(num_rows: int, group: int, dim: int, itemsize: int) -> Config:
         block_m,
         block_n,
         num_warps=4 if block_m <= 32 and padded <= 128 else 8,
-        # The page table makes loads depend on loads: five stages are two buffers, four are one.
+        # Loads of keys depend on loads of page numbers: five stages are two buffers, four are one.
         num_stages=4 if width > 256 and block_m == 64 else 5,
         programs_per_sm=2 if block_m <= 32 else 1,
         min_tiles=max(256, 8 * block_m) // block_n,

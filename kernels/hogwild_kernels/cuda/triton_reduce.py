@@ -1,5 +1,5 @@
 # pyright: reportGeneralTypeIssues=false
-"""The reduce kernel: merges the partials of a few query rows by their log-sum-exp."""
+"""The reduce kernel: merges the partial outputs of a few query rows by their log-sum-exp."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import triton.language as tl
 def reduce_kernel(
     outs,  # [KH * PARTS, slots, BLOCK_M, D] float32
     lses,  # [KH * PARTS, slots, BLOCK_M] float32
-    tile_starts,
-    share,
-    sinks,
+    tile_starts,  # [R + 1]
+    share,  # [1]
+    sinks,  # [H]
     out,  # [T, H, D]
     lse,  # [T, H]
     num_q_rows,
@@ -48,31 +48,32 @@ def reduce_kernel(
     dim_fits = dim < DIM
     acc = tl.full([BLOCK_R, DIM_PADDED], 0.0, tl.float32)
     if HAS_SINKS:
-        top = tl.load(sinks + head, mask=exists, other=0.0).to(tl.float32)
-        norm = tl.full([BLOCK_R], 1.0, tl.float32)
+        running_max = tl.load(sinks + head, mask=exists, other=0.0).to(tl.float32)
+        running_sum = tl.full([BLOCK_R], 1.0, tl.float32)
     else:
-        top = tl.full([BLOCK_R], float("-inf"), tl.float32)
-        norm = tl.full([BLOCK_R], 0.0, tl.float32)
+        running_max = tl.full([BLOCK_R], float("-inf"), tl.float32)
+        running_sum = tl.full([BLOCK_R], 0.0, tl.float32)
     for begin in tl.range(first, last, BLOCK_P):
         program = begin + tl.arange(0, BLOCK_P)
         mask = (program < last)[:, None] & exists[None, :]
         place = (lane * num_slots + row_tile + program).to(tl.int64)[:, None] * BLOCK_M + packed
         part_lse = tl.load(lses + place, mask=mask, other=float("-inf"))
-        new_top = tl.maximum(top, tl.max(part_lse, axis=0))
-        pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
+        new_max = tl.maximum(running_max, tl.max(part_lse, axis=0))
+        # Subtract 0 while nothing is visible: -inf - -inf is NaN.
+        pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
         weight = tl.exp(part_lse - pivot[None, :])
-        fade = tl.exp(top - pivot)
+        rescale = tl.exp(running_max - pivot)
         part = tl.load(
             outs + place[:, :, None] * DIM + dim,
             mask=mask[:, :, None] & dim_fits,
             other=0.0,
         )
-        acc = acc * fade[:, None] + tl.sum(part * weight[:, :, None], axis=0)
-        norm = norm * fade + tl.sum(weight, axis=0)
-        top = new_top
-    safe_norm = tl.where(norm > 0, norm, 1.0)
+        acc = acc * rescale[:, None] + tl.sum(part * weight[:, :, None], axis=0)
+        running_sum = running_sum * rescale + tl.sum(weight, axis=0)
+        running_max = new_max
+    safe_sum = tl.where(running_sum > 0, running_sum, 1.0)
     place = row.to(tl.int64) * num_heads + head
     out_mask = exists[:, None] & dim_fits[None, :]
-    tl.store(out + place[:, None] * DIM + dim[None, :], acc / safe_norm[:, None], mask=out_mask)
-    log_sum = tl.where(norm > 0, top + tl.log(safe_norm), float("-inf"))
+    tl.store(out + place[:, None] * DIM + dim[None, :], acc / safe_sum[:, None], mask=out_mask)
+    log_sum = tl.where(running_sum > 0, running_max + tl.log(safe_sum), float("-inf"))
     tl.store(lse + place, log_sum, mask=exists)
