@@ -1,4 +1,4 @@
-"""`Engine`: one thread owns the model; callers submit requests from anywhere and read events."""
+"""`Engine`: one thread owns the model; callers submit requests from any thread and read events."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
 import psutil
 import torch
 
-from hogwild_engine.api.config import MAX_INT64, EngineConfig, SamplingParams
+from hogwild_engine.api.config import EngineConfig
 from hogwild_engine.api.errors import (
     EngineClosedError,
     HogwildError,
@@ -32,72 +32,40 @@ from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.scheduler import Scheduler
 from hogwild_engine.sessions.budget import SessionLimits
 from hogwild_engine.sessions.session import Cancel, Session
+from hogwild_engine.stats import EngineStats, Recorder
 from hogwild_engine.step.batch import build_batch
 from hogwild_engine.step.cuda_graphs import CudaCapture, DecodeGraphs
 from hogwild_engine.step.model_runner import ModelRunner
 from hogwild_engine.step.sampling import ResolvedSampling, sample
-from hogwild_engine.step_timer import StepTimer
 
 LINGER_S = 0.3
-"""Seconds that an idle engine's helpers stay. They slow whoever else computes in the process; new
-ones cost the next request some ten milliseconds.
+"""Seconds that an idle engine keeps its OpenMP workers. They slow other computation in the process,
+and new ones cost the next request some ten milliseconds.
 """
 
 MAX_CONTEXTS = 64
 """The pool holds at most this many full contexts unless ``num_pages`` says otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Numbers of an engine at one moment.
-
-    Args:
-        num_pages: pages in the pool.
-        free_pages: pages that no session holds; they may hold prefixes of earlier ones.
-        page_size: tokens a page holds.
-        cache_bytes: bytes of the pool, held or not.
-        sessions: sessions that run.
-        waiting: sessions that wait for pages.
-        steps: forward passes so far.
-        encoded_tokens: tokens that went through the model.
-        forward_s: seconds inside the model's forward; on a CUDA device, until it is launched.
-        busy_s: seconds from pass to pass, waits for something to do left out.
-        prompt_tokens: prompt tokens of finished sessions.
-        cached_tokens: of these, how many came from the prefix cache.
-        worker_tokens: tokens drawn by workers of finished sessions.
-        answer_tokens: tokens drawn for answers of finished sessions.
-        forced_tokens: tokens that protocols wrote in finished sessions.
-    """
-
-    num_pages: int
-    free_pages: int
-    page_size: int
-    cache_bytes: int
-    sessions: int
-    waiting: int
-    steps: int
-    encoded_tokens: int
-    forward_s: float
-    busy_s: float
-    prompt_tokens: int
-    cached_tokens: int
-    worker_tokens: int
-    answer_tokens: int
-    forced_tokens: int
-
-
 class Engine:
-    """Serves several sessions in the same forward passes of one model.
+    """Decodes any number of sessions in the same forward steps of one model.
+
+    Example:
+        >>> with Engine(EngineConfig()) as engine:
+        ...     request = Request(({"role": "user", "content": "Name three colors."},))
+        ...     for event in engine.submit(request):
+        ...         print(event)
 
     Args:
-        config: what to load and how much to use.
-        loaded: a model and tokenizer that are in memory already, in place of ``config.model``; the
-            engine takes the model's weights apart.
+        config: what to load, and how much memory and how many threads to use.
+        loaded: a model and tokenizer in memory, used instead of ``config.model``. The engine frees
+            the model's own weights.
 
     Raises:
-        ModelNotFoundError: nothing answers to the model's name.
-        ModelRefusedError: the model failed the self-check.
+        ModelNotFoundError: no model has this name.
+        ModelRefusedError: the model failed a check at load.
         ModelError: the model cannot be loaded.
+        ConfigError: this machine or model cannot run with these settings.
     """
 
     def __init__(self, config: EngineConfig, loaded: Pretrained | None = None) -> None:
@@ -124,8 +92,7 @@ class Engine:
         self._has_messages = False
         self._wake = threading.Condition()
         self._closed = False
-        self._timer = StepTimer()
-        self._counts = dict.fromkeys(("prompt", "cached", "worker", "answer", "forced"), 0)
+        self._recorder = Recorder()
         self._thread = threading.Thread(target=self._run, name="hogwild-engine", daemon=True)
         self._working: threading.Thread | None = None
         self._thread.start()
@@ -155,13 +122,13 @@ class Engine:
 
     @property
     def thinking(self) -> bool:
-        """Whether the chat template opens a section of thoughts before the answer."""
+        """Whether the chat template has a thinking section before the answer."""
         return self.chat.thinking
 
     def count_tokens(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> int:
-        """Tokens of the rendered conversation.
+        """Return the number of tokens of the rendered chat template.
 
         Raises:
             NoChatTemplateError: the tokenizer has no chat template.
@@ -170,16 +137,18 @@ class Engine:
         return len(self.chat.render(messages, tools))
 
     def submit(self, request: Request) -> Handle:
-        """Queue a request; it runs beside those that run already.
+        """Queue a request. It runs beside those that run already.
+
+        Rendering, grammars and checks happen in the caller's thread.
 
         Raises:
             EngineClosedError: the engine was closed.
-            PromptTooLongError: the prompt fits neither the context nor the pool.
-            RequestError: the template refuses the messages.
+            PromptTooLongError: the prompt does not fit the context, or the page pool.
+            RequestError: the template refuses the messages, or a tool or grammar is wrong.
             NoChatTemplateError: the model's tokenizer has no chat template.
         """
         limits = SessionLimits(self.context_len, self._cache.pool.num_pages, self.config.page_size)
-        sampling = self._decide(request.sampling)
+        sampling = ResolvedSampling.resolve(request.sampling, self.default_sampling)
         session = Session(request, self.chat, sampling, self._cache, limits)
         handle = Handle(secrets.token_hex(8), lambda: self._send(session, Cancel()))
         with self._wake:
@@ -192,37 +161,21 @@ class Engine:
             self._wake.notify()
         return handle
 
-    def _decide(self, asked: SamplingParams) -> ResolvedSampling:
-        default = self.default_sampling
-        seed = asked.seed if asked.seed is not None else secrets.randbelow(MAX_INT64)
-
-        def pick(name: str) -> Any:
-            value = getattr(asked, name)
-            return getattr(default, name) if value is None else value
-
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        return ResolvedSampling(**{name: pick(name) for name in names}, seed=seed)
-
     def stats(self) -> EngineStats:
-        """Numbers of this moment."""
-        pool, scheduler, counts = self._cache.pool, self._scheduler, self._counts
+        """Return the engine's numbers of this moment."""
+        pool, scheduler = self._cache.pool, self._scheduler
         return EngineStats(
+            **asdict(self._recorder.totals),
             num_pages=pool.num_pages,
             free_pages=pool.num_free,
             page_size=pool.page_size,
             cache_bytes=pool.num_pages * pool.page_size * self._cache.bytes_per_token,
             sessions=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            **self._timer.work._asdict(),
-            prompt_tokens=counts["prompt"],
-            cached_tokens=counts["cached"],
-            worker_tokens=counts["worker"],
-            answer_tokens=counts["answer"],
-            forced_tokens=counts["forced"],
         )
 
     def close(self) -> None:
-        """End all sessions with `EngineClosedError` and stop the thread. Again is harmless."""
+        """End all sessions with `EngineClosedError` and stop the thread. Safe to call again."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -258,7 +211,7 @@ class Engine:
         with self._wake:
             while not (self._closed or self._submitted or self._has_messages):
                 self._wake.wait()
-        self._timer.wake()
+        self._recorder.wake()
         return not self._closed
 
     def _work(self) -> None:
@@ -271,7 +224,7 @@ class Engine:
                 for session in self._scheduler.admit():
                     self._begin(session)
                 self._step()
-            except Exception as error:  # a fault of our own must not leave readers waiting
+            except Exception as error:  # an engine fault must not leave readers waiting
                 for session in list(self._handles):
                     self._fail(session, error)
 
@@ -285,7 +238,7 @@ class Engine:
             idle = not (self._closed or self._submitted or self._has_messages)
             if idle and not self._scheduler.has_work:
                 self._wake.wait(LINGER_S)
-                self._timer.wake()
+                self._recorder.wake()
             submitted, has_messages = list(self._submitted), self._has_messages
             self._submitted.clear()
             self._has_messages = False
@@ -322,7 +275,7 @@ class Engine:
             for step in scheduled:
                 self._fail(step.session, error)
             return
-        self._timer.add_step(len(batch.tokens), self._runner.forward_s)
+        self._recorder.add_step(len(batch.tokens), self._runner.forward_s)
         for session, _, rows in scheduled:
             tokens = list(islice(sampled, len(rows)))
             try:
@@ -337,12 +290,7 @@ class Engine:
             return
         handle = self._handles[session]
         if finished := session.finished:
-            usage = finished.usage
-            self._counts["prompt"] += usage.prompt_tokens
-            self._counts["cached"] += usage.cached_tokens
-            self._counts["worker"] += sum(usage.worker_tokens.values())
-            self._counts["answer"] += usage.answer_tokens
-            self._counts["forced"] += usage.forced_tokens
+            self._recorder.add_session(finished.usage)
             self._scheduler.remove(session)
             del self._handles[session]
         handle.push(events)

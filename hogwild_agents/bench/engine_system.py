@@ -15,8 +15,9 @@ from hogwild_engine.api.protocol import Protocol
 from hogwild_engine.api.request import Request, make_workers
 
 if TYPE_CHECKING:
-    from hogwild_engine.engine import Engine, EngineStats
+    from hogwild_engine.engine import Engine
     from hogwild_engine.handle import Handle
+    from hogwild_engine.stats import EngineStats
 
 # Paragraphs never end and all workers start at once: every step samples one token of each.
 PROTOCOL = Protocol(name="bench", rules="", stagger=0, min_chars=10**9, forbids_headers=False)

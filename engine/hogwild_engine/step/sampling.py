@@ -7,13 +7,15 @@ most probable tokens do not decide.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import isnan
 from typing import NamedTuple
 
 import torch
 
+from hogwild_engine.api.config import MAX_INT64, SamplingParams
 from hogwild_engine.step.ranking import Ranking, rank
 from hogwild_engine.text.constraint import Constraint, forbid
 from hogwild_kernels.cpu import c_backend
@@ -37,6 +39,16 @@ class ResolvedSampling:
     min_p: float
     repetition_penalty: float
     seed: int
+
+    @classmethod
+    def resolve(cls, asked: SamplingParams, default: SamplingParams) -> ResolvedSampling:
+        """Return ``asked`` with defaults for ``None``, and a random seed if it has none."""
+        values = {field.name: getattr(asked, field.name) for field in fields(cls)}
+        for name, value in values.items():
+            values[name] = getattr(default, name) if value is None else value
+        if asked.seed is None:
+            values["seed"] = secrets.randbelow(MAX_INT64)
+        return cls(**values)
 
     @property
     def greedy(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from hogwild_engine import Engine, EngineConfig, Protocol, Request, SamplingParams, make_workers
 from hogwild_engine.loading.pretrained import Pretrained
-from hogwild_engine.step_timer import StepTimer
+from hogwild_engine.stats import Recorder, Totals
 from tiny import tiny_model
 
 # No paragraph ends: what a worker draws is one text.
@@ -76,9 +76,10 @@ def test_the_forwards_time_is_part_of_the_busy_time(engine: Engine) -> None:
 
 def test_time_without_work_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 5.0, 6.0, 8.0])  # made, woken, first pass over, second one over
-    monkeypatch.setattr("hogwild_engine.step_timer.time.perf_counter", lambda: next(clock))
-    meter = StepTimer()
-    meter.wake()
-    meter.add_step(7, 0.5)
-    meter.add_step(2, 1.5)
-    assert meter.work == (2, 9, 2.0, 3.0)
+    monkeypatch.setattr("hogwild_engine.stats.time.perf_counter", lambda: next(clock))
+    recorder = Recorder()
+    recorder.wake()
+    recorder.add_step(7, 0.5)
+    recorder.add_step(2, 1.5)
+    wanted = Totals(steps=2, encoded_tokens=9, forward_s=2.0, busy_s=3.0)
+    assert recorder.totals == wanted
