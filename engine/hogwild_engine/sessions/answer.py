@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hogwild_engine.api import events
@@ -11,7 +11,7 @@ from hogwild_engine.api.events import Event, FinishReason, TokenProbability, Usa
 from hogwild_engine.api.protocol import Protocol
 from hogwild_engine.cache.block import Block
 from hogwild_engine.sessions.context import SessionContext
-from hogwild_engine.sessions.phase import NoTeam, Phase, Team, finish
+from hogwild_engine.sessions.phase import FinishedPhase, Phase, Team
 from hogwild_engine.sessions.writer import Draft, Writer
 from hogwild_engine.step.sampling import SampledToken
 from hogwild_engine.text.output_parser import OutputParser, Piece
@@ -21,12 +21,12 @@ MAX_REWINDS = 8
 """How often an answer that starts a worker's header is rewound: structure is not its to write."""
 
 
-class AnswerPhase:
+class AnswerPhase(Phase):
     """Writes the final answer.
 
     Args:
         context: the session.
-        team: the parallel phase, closed, or `NoTeam`.
+        team: the parallel phase, closed, or a lone worker's `Team`.
         block: where the answer is written; the common block for a single worker.
         prompt: all tokens of ``block`` before the answer; those that it lacks become pending.
         forced: the start of the answer's text, which the protocol's final prompt wrote.
@@ -45,11 +45,11 @@ class AnswerPhase:
         max_tokens: int | None = None,
         forbidden: Sequence[str] = (),
     ) -> None:
+        super().__init__(context, team.blocks)
         request, chat = context.request, context.chat
         self.is_alone = block is context.common
-        self._context = context
         self._team = team
-        self._before = [] if self.is_alone else team.answer_context()
+        self._before = team.answer_context()
         self._finish_reason: FinishReason | None = None
         self._num_thought = 0
         self._forbidden = forbidden
@@ -77,7 +77,7 @@ class AnswerPhase:
     @classmethod
     def alone(cls, context: SessionContext) -> AnswerPhase:
         """Return the phase of a single worker, which answers behind its prompt."""
-        return cls(context, NoTeam(context), context.common, context.prompt.tokens)
+        return cls(context, Team(context), context.common, context.prompt.tokens)
 
     @classmethod
     def of_team(cls, context: SessionContext, team: Team, protocol: Protocol) -> AnswerPhase:
@@ -107,10 +107,10 @@ class AnswerPhase:
             # The answer goes on where the prompt ends: a later prompt may start with both.
             context.prefix.extend(context.common.tokens)
             context.register_prefix()
-        return finish(
+        return FinishedPhase(
             context,
-            self._team,
             self.blocks,
+            self._team,
             self.parser.text,
             self._finish_reason or "stop",
             self.usage(),
@@ -128,12 +128,6 @@ class AnswerPhase:
         if block is self.writer.block:
             return [*self._before, block]
         return self._team.view(block, draft)
-
-    def unpublished(self) -> Collection[Block]:
-        return ()
-
-    def banned(self, draft: Draft) -> Collection[int]:
-        return draft.banned()
 
     def usage(self) -> Usage:
         usage, sampled = self._team.usage(), self.writer.num_sampled
@@ -237,7 +231,7 @@ def _forbidden(context: SessionContext, team: Team, protocol: Protocol) -> list[
     """Return how headers start. Models take tools for members of the team and write their headers
     too; a grammar has no room for any.
     """
-    request, starts = context.request, list(team.header_starts)
+    request, starts = context.request, team.header_starts
     if request.grammar is not None or not starts:
         return []
     names = [tool["function"]["name"] for tool in request.tools]

@@ -15,7 +15,7 @@ from hogwild_engine.api.protocol import Protocol
 from hogwild_engine.cache.block import Block
 from hogwild_engine.sessions.answer import AnswerPhase
 from hogwild_engine.sessions.context import SessionContext
-from hogwild_engine.sessions.phase import Phase, finish
+from hogwild_engine.sessions.phase import FinishedPhase, Phase, Team
 from hogwild_engine.sessions.repeats import RepeatRule
 from hogwild_engine.sessions.writer import Draft, Writer
 from hogwild_engine.step.batch import view_len
@@ -24,7 +24,7 @@ from hogwild_engine.text import paragraphs
 from hogwild_engine.text.prompt import missing_newlines
 
 
-class ParallelPhase:
+class ParallelPhase(Team):
     """Workers of one session from their start to the end of the phase.
 
     Args:
@@ -33,24 +33,18 @@ class ParallelPhase:
 
     Attributes:
         step: steps done.
-        history: paragraphs that this session added, in order.
-        ends: why each worker stopped, by name.
-        cut_short: the phase ended before the workers did.
         shared: the blocks that no single worker owns.
         layout: the rule that makes views.
         writers: the workers, in order.
     """
 
     def __init__(self, context: SessionContext, protocol: Protocol) -> None:
+        super().__init__(context)
         request, cache = context.request, context.cache
         layout = LAYOUTS[request.layout]
         self.layout = layout if request.sync_interval is not None else layout.isolated()
         self.protocol = protocol
         self.step = 0
-        self.history: list[Paragraph] = []
-        self.ends: dict[str, WorkerEnd] = {}
-        self.cut_short = False
-        self._context = context
         self._num_forced = len(context.final_prompt)
         self._rule = RepeatRule(protocol, active=not layout.single_stream)
         self._since_intervention = 0
@@ -108,7 +102,7 @@ class ParallelPhase:
         text = "\n\n".join(paragraph.text for paragraph in self.history)
         if text:
             context.emit(events.AnswerToken(text))
-        return finish(context, self, self.blocks, text, "stop", self.usage())
+        return FinishedPhase(context, self.blocks, self, text, "stop", self.usage())
 
     @property
     def blocks(self) -> list[Block]:
@@ -129,7 +123,6 @@ class ParallelPhase:
         return self.layout.view(self.shared, others, writer.block)
 
     def answer_context(self) -> list[Block]:
-        """Return the blocks that the writer of the final answer reads: everything."""
         written = [writer.block for writer in self.writers if len(writer.block)]
         if self.layout.single_stream:
             written = written[:1]

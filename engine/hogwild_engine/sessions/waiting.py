@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from hogwild_engine.api.events import Usage
 from hogwild_engine.sessions.answer import AnswerPhase
 from hogwild_engine.sessions.context import SessionContext
 from hogwild_engine.sessions.parallel import ParallelPhase
-from hogwild_engine.sessions.phase import IdlePhase, Phase
+from hogwild_engine.sessions.phase import Phase
 
 
-class WaitingPhase(IdlePhase):
+class WaitingPhase(Phase):
     """Waits for pages.
 
     Args:
@@ -17,8 +16,7 @@ class WaitingPhase(IdlePhase):
     """
 
     def __init__(self, context: SessionContext) -> None:
-        super().__init__([context.common])
-        self._context = context
+        super().__init__(context, [context.common])
 
     def following(self) -> Phase:
         """Make the prompt pending, less what the pool holds of it, and begin."""
@@ -28,6 +26,3 @@ class WaitingPhase(IdlePhase):
             return AnswerPhase.alone(context)
         context.pending.append(common, context.prompt.tokens[len(common) :], splits=True)
         return ParallelPhase(context, protocol)
-
-    def usage(self) -> Usage:
-        return self._context.usage()
