@@ -109,3 +109,11 @@ def test_the_sdist_holds_no_environment_or_weights(sdist_files: set[str]) -> Non
 
 def test_the_installed_version_is_the_one_in_pyproject() -> None:
     assert importlib.metadata.version("hogwild-agents") == PROJECT["version"]
+
+
+def test_the_architecture_page_names_every_module() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    packages = ("hogwild_agents", "engine/hogwild_engine", "kernels/hogwild_kernels")
+    modules = {p.name for package in packages for p in (ROOT / package).rglob("*.py")}
+    missing = [name for name in sorted(modules) if f"{name}`" not in page]
+    assert missing == ["__main__.py"]
