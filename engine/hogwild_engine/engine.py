@@ -31,6 +31,7 @@ from hogwild_engine.loading.load import load_model
 from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.scheduler import Scheduler
 from hogwild_engine.sessions.budget import SessionLimits
+from hogwild_engine.sessions.context import SessionContext
 from hogwild_engine.sessions.session import Cancel, Session
 from hogwild_engine.stats import EngineStats, Recorder
 from hogwild_engine.step.batch import build_batch
@@ -149,7 +150,7 @@ class Engine:
         """
         limits = SessionLimits(self.context_len, self._cache.pool.num_pages, self.config.page_size)
         sampling = ResolvedSampling.resolve(request.sampling, self.default_sampling)
-        session = Session(request, self.chat, sampling, self._cache, limits)
+        session = Session(SessionContext(request, self.chat, sampling, self._cache, limits))
         handle = Handle(secrets.token_hex(8), lambda: self._send(session, Cancel()))
         with self._wake:
             if self._closed:

@@ -14,6 +14,7 @@ from hogwild_engine import Protocol, Request, make_workers
 from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.scheduler import PREFILL_SHARE, Scheduler
 from hogwild_engine.sessions.budget import SessionLimits
+from hogwild_engine.sessions.context import SessionContext
 from hogwild_engine.sessions.session import Session
 from hogwild_engine.step.sampling import SampledToken
 from hogwild_engine.text.chat_template import ChatTemplate
@@ -43,7 +44,7 @@ class Bench:
         )
         pool = self.rig.cache.pool
         room = SessionLimits(4000, pool.num_pages, pool.page_size)
-        session = Session(request, self.chat, GREEDY, self.rig.cache, room)
+        session = Session(SessionContext(request, self.chat, GREEDY, self.rig.cache, room))
         self.scheduler.add(session)
         return session
 

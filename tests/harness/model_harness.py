@@ -21,6 +21,7 @@ from hogwild_engine.cache.kv_cache import KVCache
 from hogwild_engine.loading import rope_probe
 from hogwild_engine.sessions.answer import AnswerPhase
 from hogwild_engine.sessions.budget import SessionLimits
+from hogwild_engine.sessions.context import SessionContext
 from hogwild_engine.sessions.parallel import ParallelPhase
 from hogwild_engine.sessions.phase import Phase
 from hogwild_engine.sessions.session import ScheduledStep, Session
@@ -256,7 +257,7 @@ class Script:
             self.say(name, *pieces)
         pool = rig.cache.pool
         limits = SessionLimits(context_len, num_pages or pool.num_pages, pool.page_size)
-        self.session = Session(request, chat, GREEDY, rig.cache, limits)
+        self.session = Session(SessionContext(request, chat, GREEDY, rig.cache, limits))
         self.names = [worker.name for worker in request.workers]
         self.session.begin()
         self._phases: list[Phase] = [self.session.phase]

@@ -9,16 +9,12 @@ from typing import NamedTuple
 
 from hogwild_engine.api.errors import SessionCancelledError
 from hogwild_engine.api.events import Event, Finished, Usage
-from hogwild_engine.api.request import Request
-from hogwild_engine.cache.kv_cache import KVCache
-from hogwild_engine.sessions.budget import SessionLimits
 from hogwild_engine.sessions.context import SessionContext
 from hogwild_engine.sessions.phase import FinishedPhase, Phase
 from hogwild_engine.sessions.waiting import WaitingPhase
 from hogwild_engine.sessions.writer import Draft
 from hogwild_engine.step.batch import Chunk
-from hogwild_engine.step.sampling import ResolvedSampling, SampledToken, SamplingRow
-from hogwild_engine.text.chat_template import ChatTemplate
+from hogwild_engine.step.sampling import SampledToken, SamplingRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +33,18 @@ class ScheduledStep(NamedTuple):
 class Session:
     """Moves a request through its phases: waiting → parallel → answer → finished.
 
-    Making one checks that it fits and takes no pages; `begin` does.
-
     Args:
-        request: what to do.
-        chat: turns messages into ids and ids into text.
-        sampling: the request's settings, all decided.
-        cache: where its blocks live.
-        limits: what the model and the page pool allow.
+        context: the request, checked, and its part of the cache. It takes no pages until `begin`.
 
     Attributes:
-        phase: where it stands.
-
-    Raises:
-        PromptTooLongError: prompt and final-answer prompt leave no room for an answer.
-        RequestError: the messages cannot be rendered.
-        NoChatTemplateError: the model has none.
+        request: what to do.
+        phase: the current phase.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        chat: ChatTemplate,
-        sampling: ResolvedSampling,
-        cache: KVCache,
-        limits: SessionLimits,
-    ) -> None:
-        self.request = request
-        self._context = SessionContext(request, chat, sampling, cache, limits)
-        self.phase: Phase = WaitingPhase(self._context)
+    def __init__(self, context: SessionContext) -> None:
+        self.request = context.request
+        self._context = context
+        self.phase: Phase = WaitingPhase(context)
         self._inbox: deque[Cancel] = deque()
         self._sampling_drafts: list[Draft] = []
 
