@@ -1,6 +1,6 @@
-"""Parallel decoding over one shared cache. Knows tokens, blocks and workers; nothing of LangChain.
+"""Parallel decoding over one shared KV cache. Knows nothing of LangChain.
 
-Importing this package does not import torch: `Engine` is loaded when it is first asked for.
+Importing this package does not import torch: `Engine` is imported on first access.
 """
 
 from __future__ import annotations

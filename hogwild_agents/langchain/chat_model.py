@@ -44,7 +44,7 @@ from hogwild_engine.api.errors import require
 from hogwild_engine.api.grammar import Grammar
 from hogwild_engine.api.layout import LayoutName
 from hogwild_engine.api.protocol import Protocol
-from hogwild_engine.api.request import Request, Worker, check_team_settings, make_workers
+from hogwild_engine.api.request import Request, Worker, check_settings, make_workers
 from hogwild_engine.loading.source import locate
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class ChatHogwild(BaseChatModel):
             self.workers = list(self.workers)
         make_workers(self.workers)
         team = self._pick(_REQUEST.keys() - {"grammar", "worker_grammar", "logprobs"})
-        check_team_settings(stop=self.stop or (), **team)
+        check_settings(stop=self.stop or (), **team)
         SamplingParams(**self._pick(_SAMPLING))
         EngineConfig(**self._pick(_ENGINE))
         _check_timeout(self.timeout)

@@ -36,7 +36,9 @@ def test_one_worker_decodes_what_generate_does(engine: Engine) -> None:
     with torch.inference_mode():
         model = load_pretrained(engine.config).model
         output = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0]
-    wanted = [token for token in output[len(prompt) :].tolist() if token not in engine.chat.hidden]
+    wanted = [
+        token for token in output[len(prompt) :].tolist() if token not in engine.chat.special_ids
+    ]
     assert engine.submit(request).result().text == engine.chat.decode(wanted)
 
 

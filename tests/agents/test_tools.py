@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from hogwild_agents import ChatHogwild, ConfigError, Grammar
 from hogwild_agents.langchain import errors
 from hogwild_engine.text.chat_template import ChatTemplate
-from hogwild_engine.text.role_order import stricter
+from hogwild_engine.text.role_order import alternating_roles
 from hogwild_engine.text.tool_format import OURS
 
 LONG: Any = {"max_tokens": 160}
@@ -201,7 +201,7 @@ def test_the_form_of_calls_is_read_from_the_template(tokenizer: Any) -> None:
     made.chat_template = template
     form = ChatTemplate(made, "made").tool_format
     assert (form.opening, form.between, form.closing) == ("<call>", "(", ")</call>")
-    assert (form.joint, form.native) == ("", True)
+    assert (form.separator, form.native) == ("", True)
     assert ChatTemplate(tokenizer, "smollm2").tool_format == OURS
 
 
@@ -220,7 +220,7 @@ def test_strict_templates_get_turns_in_alternation(tokenizer: Any) -> None:
     ]
     chat = ChatTemplate(made, "strict")
     assert chat.decode(chat.render(turns)) == "[user]s\n\na\n\nb[assistant]c[user]d"
-    mild, *_ = stricter(turns)
+    mild, *_ = alternating_roles(turns)
     assert [turn["role"] for turn in mild] == ["system", "user", "assistant", "user"]
 
 

@@ -74,7 +74,7 @@ def test_a_header_in_the_answer_is_rewound_and_banned(stage: SessionHarness) -> 
 
     def check(turn: Any) -> None:
         if script.answering:
-            banned.extend(set(draw.banned) - script.chat.structural for draw in turn.rows)
+            banned.extend(set(draw.banned) - script.chat.added_ids for draw in turn.rows)
 
     while script.session.finished is None:
         script.step(check=check)

@@ -81,7 +81,7 @@ def templated(chat: ChatTemplate, messages: Sequence[Any], *, tokenize: bool) ->
 
 
 def structure(chat: ChatTemplate, ids: Sequence[int]) -> list[int]:
-    return [token for token in ids if token in chat.structural]
+    return [token for token in ids if token in chat.added_ids]
 
 
 def conversation(*contents: str) -> list[dict[str, str]]:
@@ -132,7 +132,7 @@ def test_data_never_holds_an_added_token_and_decodes_to_itself(
 
 
 def test_every_added_token_can_be_spelled_as_data(tooled: ChatTemplate) -> None:
-    for index in tooled.structural:
+    for index in tooled.added_ids:
         text = tooled.decode([index])
         assert tooled.encode(text) == [index]
         ids = tooled.encode_data(f"a{text}{text}b")
@@ -287,7 +287,7 @@ def test_workers_cannot_draw_structure_but_their_end_of_turn(
     def check(turn: Any) -> None:
         if not script.answering:
             for draw in turn.rows:
-                assert set(draw.banned) == chat.structural - chat.ends
+                assert set(draw.banned) == chat.added_ids - chat.eos_ids
 
     while script.session.finished is None:
         script.step(check=check)

@@ -45,9 +45,10 @@ BAD_SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "no pages": (lambda: EngineConfig(num_pages=0), "num_pages"),
     "a share of pages": (lambda: EngineConfig(num_pages=0.5), "num_pages"),  # pyright: ignore[reportArgumentType]
     "an empty page": (lambda: EngineConfig(page_size=0), "page_size"),
-    "an empty pass": (lambda: EngineConfig(max_num_batched_tokens=-1), "max_num_batched_tokens"),
+    "an empty step": (lambda: EngineConfig(max_num_batched_tokens=-1), "max_num_batched_tokens"),
     "no threads": (lambda: EngineConfig(num_threads=0), "num_threads"),
     "true threads": (lambda: EngineConfig(num_threads=True), "num_threads"),
+    "a text as share": (lambda: EngineConfig(memory_fraction="all"), "memory_fraction"),  # pyright: ignore[reportArgumentType]
     "no memory": (lambda: EngineConfig(memory_fraction=0), "memory_fraction"),
     "too much memory": (lambda: EngineConfig(memory_fraction=1.1), "memory_fraction"),
     "a negative temperature": (lambda: SamplingParams(temperature=-0.1), "temperature"),
@@ -75,6 +76,7 @@ BAD_SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "no team": (lambda: request(workers=()), "workers"),
     "an unknown preset": (lambda: request(protocol="papper"), "protocol"),
     "an unknown layout": (lambda: request(layout="combinde"), "layout"),
+    "a list as layout": (lambda: request(layout=["combined"]), "layout"),
     "an unknown answer": (lambda: request(answer="sing"), "answer"),
     "no interval": (lambda: request(sync_interval=0), "sync_interval"),
     "a negative budget of steps": (lambda: request(max_steps=-1), "max_steps"),
@@ -90,6 +92,22 @@ BAD_SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "a lonely brace": (
         lambda: Protocol("x", "r", first_prefixes=("a", "{")),
         r"first_prefixes\[1\]",
+    ),
+    "an unknown end of paragraphs": (
+        lambda: Protocol("x", "r", paragraph_end="line"),  # pyright: ignore[reportArgumentType]
+        "paragraph_end",
+    ),
+    "an unknown place of rules": (
+        lambda: Protocol("x", "r", rules_position="end"),  # pyright: ignore[reportArgumentType]
+        "rules_position",
+    ),
+    "an unknown end of turn": (
+        lambda: Protocol("x", "r", end_of_turn="ends"),  # pyright: ignore[reportArgumentType]
+        "end_of_turn",
+    ),
+    "an unknown ending token": (
+        lambda: Protocol("x", "r", ending_token="drops"),  # pyright: ignore[reportArgumentType]
+        "ending_token",
     ),
     "a negative stagger": (lambda: Protocol("x", "r", stagger=-1), "stagger"),
     "negative characters": (lambda: Protocol("x", "r", min_chars=-1), "min_chars"),

@@ -35,10 +35,10 @@ def check_equal(
     with drawn_by_writer(monkeypatch) as drawn:
         done = engine.submit(request).result(60)
     assert drawn == {0: wanted}
-    stopped = wanted[-1] in engine.chat.ends
+    stopped = wanted[-1] in engine.chat.eos_ids
     assert done.finish_reason == ("stop" if stopped else "length")
     assert done.usage.answer_tokens == len(wanted)
-    assert done.text == engine.chat.decode([t for t in wanted if t not in engine.chat.hidden])
+    assert done.text == engine.chat.decode([t for t in wanted if t not in engine.chat.special_ids])
 
 
 def prompt_of(engine: Engine, question: str) -> list[int]:
@@ -72,7 +72,7 @@ def test_the_repetition_penalty_is_that_of_generate(
 ) -> None:
     """Tokens of the prompt count as repeated: the model here tends to write them again."""
     prompt = chat.render([{"role": "user", "content": QUESTIONS["odd"]}])
-    loud = dict.fromkeys(set(prompt) - chat.structural, 2.5)
+    loud = dict.fromkeys(set(prompt) - chat.added_ids, 2.5)
     model = tiny_model("qwen3", loud=loud)
     wanted = generated(model, prompt, 40, repetition_penalty=1.4)
     plain_text = generated(model, prompt, 40)

@@ -18,8 +18,8 @@ from hogwild_engine.api.grammar import Grammar
 from hogwild_engine.engine import Engine
 from hogwild_engine.text.call_grammar import call_grammar
 from hogwild_engine.text.chat_template import ChatTemplate
-from hogwild_engine.text.constraint import forbid
-from hogwild_engine.text.schema import bounded
+from hogwild_engine.text.constraint import apply_token_mask
+from hogwild_engine.text.schema import bound_schema
 from hogwild_engine.text.tool_format import OURS
 
 QUESTION = ({"role": "user", "content": "Say it."},)
@@ -113,7 +113,7 @@ def test_each_worker_writes_one_paragraph_by_the_workers_grammar(
 def test_masks_leave_what_the_grammar_allows_in_its_rows_alone(chat: ChatTemplate) -> None:
     digits = chat.grammars.compile(Grammar.regex("[0-9]+"), 9)
     logits = torch.zeros(3, 60_000)
-    forbid(logits, [None, digits, None])
+    apply_token_mask(logits, [None, digits, None])
     assert not logits[0].isinf().any()
     assert not logits[2].isinf().any()
     allowed = (~logits[1].isinf()).nonzero()[:, 0].tolist()
@@ -147,7 +147,7 @@ def test_objects_are_closed_however_deep_unless_the_author_says_otherwise() -> N
         "properties": {"a": {"anyOf": [inner, {"type": "array", "items": inner}]}, "b": said},
         "$defs": {"d": inner},
     }
-    made = bounded(schema, 100)
+    made = bound_schema(schema, 100)
     first, second = made["properties"]["a"]["anyOf"]
     closed = [made, first, second["items"], made["$defs"]["d"]]
     assert all(part["additionalProperties"] is False for part in closed)
@@ -158,7 +158,7 @@ def test_objects_are_closed_however_deep_unless_the_author_says_otherwise() -> N
 def test_objects_that_are_merged_stay_open() -> None:
     part = {"type": "object", "properties": {"x": {"type": "null"}}}
     schema = {"allOf": [part, {"$ref": "#/$defs/d"}], "$defs": {"d": part}}
-    made = bounded(schema, 100)
+    made = bound_schema(schema, 100)
     assert "additionalProperties" not in made["allOf"][0]
     assert "additionalProperties" not in made["$defs"]["d"]
 
@@ -174,7 +174,7 @@ def test_lengths_are_bounded_by_the_budget_and_bounds_of_the_author_kept() -> No
             "count": {"type": "integer", "minimum": 3},
         },
     }
-    small, large = (bounded(schema, budget)["properties"] for budget in (100, 1000))
+    small, large = (bound_schema(schema, budget)["properties"] for budget in (100, 1000))
     assert 0 < small["free"]["maxLength"] < large["free"]["maxLength"] <= 3 * 1000
     assert small["long"]["maxLength"] == 5_000
     assert small["own"]["maxLength"] == 7
@@ -215,11 +215,11 @@ CALLED = '<tool_call>\n{"name": "pa/int", "arguments": {"x": "1"}}\n</tool_call>
 )
 def test_text_goes_on_freely_until_it_is_a_call(chat: ChatTemplate, text: str, fits: bool) -> None:
     tools = [{"type": "function", "function": PAINT}]
-    grammar = call_grammar(tools, "auto", OURS, chat.spell, 99, parallel=True)
+    grammar = call_grammar(tools, "auto", OURS, chat.to_lark, 99, parallel=True)
     constraint = chat.grammars.compile(grammar, 99)
     try:
         for token in chat.encode(text):
-            constraint.take(token)
+            constraint.accept(token)
     except RuntimeError:
         assert not fits
     else:

@@ -1,4 +1,4 @@
-"""Where text ends a paragraph, repeats another or oversteps: pure functions, case by case."""
+"""Where text ends a paragraph, repeats_any another or oversteps: pure functions, case by case."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 from hogwild_engine.api.protocol import CODE, INSTRUCT, PAPER, ParagraphEnd
 from hogwild_engine.text.paragraphs import (
     boxed_answer,
-    code_opening,
+    code_start,
     fence_is_open,
-    first_of,
     has_content,
     header_starts,
-    held_back,
     paragraph_end,
-    prose_opening,
-    repeats,
+    prose_start,
+    repeats_any,
     stub_end,
 )
+from hogwild_engine.text.stop_strings import find_first, held_back_len
 
 ONCE = settings(deadline=None, derandomize=True, max_examples=200)
 
@@ -241,7 +240,7 @@ def test_a_stub_should_have_gone_on_where_its_body_is_missing(
     ],
 )
 def test_code_opens_with_its_first_line(text: str, key: str | None) -> None:
-    span = code_opening(text)
+    span = code_start(text)
     assert (span and span.key) == key
     if span is not None:
         assert span.start < span.stop
@@ -251,14 +250,14 @@ def test_code_opens_with_its_first_line(text: str, key: str | None) -> None:
 def test_prose_opens_with_a_dozen_words_once_the_next_has_begun() -> None:
     words = [f"w{i}" for i in range(12)]
     text = " ".join(words)
-    assert prose_opening(text) is None
-    span = prose_opening(f"{text} Next")
+    assert prose_start(text) is None
+    span = prose_start(f"{text} Next")
     assert span is not None
     assert span.key == text
-    ended = prose_opening("Two Words.", ended=True)
+    ended = prose_start("Two Words.", ended=True)
     assert ended is not None
     assert ended.key == "two words"
-    assert prose_opening("...", ended=True) is None
+    assert prose_start("...", ended=True) is None
 
 
 @pytest.mark.parametrize(
@@ -274,23 +273,23 @@ def test_prose_opens_with_a_dozen_words_once_the_next_has_begun() -> None:
 def test_prose_repeats_by_its_first_words_and_half_of_its_threes(
     key: str, other: str, same: bool
 ) -> None:
-    assert repeats(key, ["Something else entirely.", other], code=False) == same
+    assert repeats_any(key, ["Something else entirely.", other], code=False) == same
 
 
 def test_code_repeats_by_its_whole_opening() -> None:
     others = ["```python\ndef add(a):\n    pass\n```"]
-    assert repeats("def add", others, code=True)
-    assert not repeats("def add_all", others, code=True)
-    assert not repeats("def add", ["```python\nimport x"], code=True)
+    assert repeats_any("def add", others, code=True)
+    assert not repeats_any("def add_all", others, code=True)
+    assert not repeats_any("def add", ["```python\nimport x"], code=True)
 
 
 def test_code_that_goes_on_with_anothers_repeats_it() -> None:
-    assert repeats("", [], code=True)
+    assert repeats_any("", [], code=True)
 
 
 def test_short_paragraphs_with_the_same_two_words_repeat_only_when_alike() -> None:
-    assert repeats("use a brick", ["Use a brick."], code=False)
-    assert not repeats("use a brick", ["Use a spoon."], code=False)
+    assert repeats_any("use a brick", ["Use a brick."], code=False)
+    assert not repeats_any("use a brick", ["Use a spoon."], code=False)
 
 
 @pytest.mark.parametrize(
@@ -307,10 +306,10 @@ def test_headers_start_with_the_name(protocol: Any, starts: list[str]) -> None:
 
 
 def test_the_first_of_several_strings_counts_from_a_place_on() -> None:
-    assert first_of("a STOP b END", ["END", "STOP"]) == 2
-    assert first_of("a STOP b END", ["END", "STOP"], 3) == 9
-    assert first_of("a STOP", ["END"]) is None
-    assert first_of("a", []) is None
+    assert find_first("a STOP b END", ["END", "STOP"]) == 2
+    assert find_first("a STOP b END", ["END", "STOP"], 3) == 9
+    assert find_first("a STOP", ["END"]) is None
+    assert find_first("a", []) is None
 
 
 @ONCE
@@ -320,4 +319,4 @@ def test_held_back_is_the_longest_end_that_may_become_a_string(
 ) -> None:
     starts = {s[:length] for s in strings for length in range(1, len(s))}
     wanted = max((len(s) for s in starts if text.endswith(s)), default=0)
-    assert held_back(text, strings) == wanted
+    assert held_back_len(text, strings) == wanted

@@ -43,7 +43,7 @@ def test_a_banned_token_is_not_drawn_again_at_its_place(stage: SessionHarness) -
     def check(turn: Any) -> None:
         for draw in turn.rows:
             if draw.writer == 1:
-                banned.append(set(draw.banned) - script.chat.structural)
+                banned.append(set(draw.banned) - script.chat.added_ids)
 
     while not script.writers[1].draft or not script.writers[1].draft.rewinds:
         script.step(check=check)

@@ -44,7 +44,7 @@ def rig() -> ModelHarness:
 
 def pieces(chat: ChatTemplate, ids: Sequence[int]) -> list[str]:
     """What a detokenizer gives out, token by token, and at the end."""
-    detokenizer = Detokenizer(chat.decode, chat.hidden)
+    detokenizer = Detokenizer(chat.decode, chat.special_ids)
     return [*(detokenizer.add(token) for token in ids), detokenizer.flush()]
 
 
@@ -64,7 +64,7 @@ def test_the_pieces_of_any_text_join_to_it_and_are_whole_characters(
 @given(ids=st.lists(st.integers(0, VOCABULARY - 1), max_size=24))
 def test_the_pieces_of_any_tokens_join_to_their_decode(chat: ChatTemplate, ids: list[int]) -> None:
     """Whatever a model draws: broken characters and control tokens included."""
-    visible = [token for token in ids if token not in chat.hidden]
+    visible = [token for token in ids if token not in chat.special_ids]
     assert "".join(pieces(chat, ids)) == chat.decode(visible)
 
 
@@ -249,7 +249,7 @@ def test_what_workers_stream_is_what_they_drew(
     check_streams(events)
     done = events[-1]
     assert isinstance(done, Finished)
-    hidden = engine.chat.hidden
+    hidden = engine.chat.special_ids
     for number, name in enumerate(("Alice", "Bob", "Carol")):
         said = "".join(p.text for p in done.paragraphs if p.worker == name)
         wanted = engine.chat.decode([t for t in drawn[number] if t not in hidden])

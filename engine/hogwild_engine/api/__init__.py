@@ -1,1 +1,1 @@
-"""What callers set and get: configuration, requests, events, errors. Imports no torch."""
+"""Data that callers pass and receive: configuration, requests, events, errors. No torch."""

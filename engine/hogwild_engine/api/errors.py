@@ -1,24 +1,24 @@
-"""Every error that the engine raises for a caller to handle.
+"""Errors that the engine raises for a caller to handle.
 
     HogwildError
     ├── ConfigError (ValueError)          a setting is out of range or unknown
-    ├── RequestError (ValueError)         a request cannot be served as it stands
-    │   ├── WorkerNameError               a worker's name is empty, taken or unusable in a header
-    │   └── PromptTooLongError            the prompt does not fit the context or the page pool
+    ├── RequestError (ValueError)         a request cannot be served
+    │   ├── WorkerNameError               a worker's name is invalid or used twice
+    │   └── PromptTooLongError            the prompt does not fit the context or the KV cache
     ├── ModelError                        the model cannot be used
     │   ├── ModelNotFoundError (LookupError)
     │   ├── ModelRefusedError             a check at load failed; ``check`` names it
-    │   └── NoChatTemplateError
-    ├── EngineClosedError                 the engine was closed
+    │   └── NoChatTemplateError           the tokenizer has no chat template
+    ├── EngineClosedError                 the engine is closed
     ├── SessionCancelledError             the session was cancelled by its owner
     └── SessionFailedError                the engine failed while it served the session
 
-Each message names the argument, what was wanted, what came and what to do.
+Messages have the form "name: wanted X, got Y; do Z", where ``name`` is the argument.
 """
 
 
 class HogwildError(Exception):
-    """Base of all errors of hogwild-agents."""
+    """Base class of all errors of hogwild-agents."""
 
 
 class ConfigError(HogwildError, ValueError):
@@ -26,15 +26,15 @@ class ConfigError(HogwildError, ValueError):
 
 
 class RequestError(HogwildError, ValueError):
-    """A request cannot be served as it stands."""
+    """A request cannot be served."""
 
 
 class WorkerNameError(RequestError):
-    """A worker's name is empty, used twice, or would break the headers that carry it."""
+    """A worker's name is empty, used twice, or would break the headers of paragraphs."""
 
 
 class PromptTooLongError(RequestError):
-    """The prompt leaves no room for an answer in the model's context or in the page pool."""
+    """The prompt leaves no space for an answer in the model's context or in the KV cache."""
 
 
 class ModelError(HogwildError):
@@ -42,11 +42,11 @@ class ModelError(HogwildError):
 
 
 class ModelNotFoundError(ModelError, LookupError):
-    """No model answers to the name that was given."""
+    """There is no model of the given name."""
 
 
 class ModelRefusedError(ModelError):
-    """The model failed a check at load, so its output over a shared cache would be wrong.
+    """The model failed a check at load: its output over a shared KV cache would be wrong.
 
     Args:
         check: the name of the check that failed.
@@ -59,6 +59,7 @@ class ModelRefusedError(ModelError):
         self.detail = detail
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        # By default, an exception is unpickled from its message alone.
         return type(self), (self.check, self.detail)
 
 
@@ -67,7 +68,7 @@ class NoChatTemplateError(ModelError):
 
 
 class EngineClosedError(HogwildError):
-    """The engine was closed; make a new one."""
+    """The engine is closed; make a new one."""
 
 
 class SessionCancelledError(HogwildError):
@@ -78,12 +79,19 @@ class SessionFailedError(HogwildError):
     """The engine failed while it served the session; the cause is chained."""
 
 
-def require(holds: bool, name: str, wanted: str, came: object, todo: str = "") -> None:
-    """Raise `ConfigError` naming the setting unless ``holds``."""
-    if not holds:
-        raise ConfigError(complaint(name, wanted, came, todo))
+def require(condition: bool, name: str, wanted: str, got: object, fix: str = "") -> None:
+    """Raise `ConfigError` unless ``condition`` holds; for the arguments see `complaint`."""
+    if not condition:
+        raise ConfigError(complaint(name, wanted, got, fix))
 
 
-def complaint(name: str, wanted: str, came: object, todo: str = "") -> str:
-    """One sentence: the argument, what was wanted, what came, and what to do."""
-    return f"{name}: wanted {wanted}, got {came!r}" + (f"; {todo}" if todo else "")
+def complaint(name: str, wanted: str, got: object, fix: str = "") -> str:
+    """Return an error's text, for example ``top_p: wanted a number in (0, 1], got 2``.
+
+    Args:
+        name: the argument.
+        wanted: the values it may have.
+        got: the value it has.
+        fix: what the caller can do, as an imperative.
+    """
+    return f"{name}: wanted {wanted}, got {got!r}" + (f"; {fix}" if fix else "")

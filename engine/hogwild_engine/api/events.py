@@ -1,7 +1,7 @@
-"""What a session tells its reader, as it happens. Plain data: no tensors, nothing of the engine.
+"""Events that a session streams, and the data in them. Plain data: no tensors.
 
-Every event has ``type``, the word that `as_dict` and the command line print. Events of one session
-come in order; `Finished` or `Failed` is the last.
+Every event has a ``type``, which `Event.as_dict` and the command line print. The events of one
+session come in order; the last one is `Finished` or `Failed`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ WorkerEnd = Literal["end_of_turn", "stop", "repeats", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """One piece of the history.
+    """A paragraph of the history.
 
     Args:
         worker: name of the worker that wrote it.
         number: counts that worker's paragraphs from 1.
-        text: without its header.
-        complete: the worker ended it; ``False`` where the parallel phase was cut.
-        step: the step in which it ended; 0 for paragraphs that came with the request.
+        text: the text without its header.
+        complete: ``False`` if the parallel phase ended before the worker ended the paragraph.
+        step: the step in which it ended; 0 for paragraphs of the request's history.
     """
 
     worker: str
@@ -34,12 +34,12 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that an answer asks for.
+    """A tool call of the answer.
 
     Args:
-        name: the tool's; empty where the answer was cut before it.
-        arguments: a JSON object as text, valid under the tool's schema where ``complete``.
-        complete: ``False`` where a budget cut it.
+        name: the tool's name; empty if the answer was cut before it.
+        arguments: a JSON object as text; if ``complete``, it fits the tool's schema.
+        complete: ``False`` if the answer's maximum length cut it.
     """
 
     name: str
@@ -49,8 +49,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class TokenProbability:
-    """A token of the answer: its text alone, and the natural logarithm of its probability at
-    temperature 1 among the tokens that a grammar allowed.
+    """A token of the answer with its log probability.
+
+    Args:
+        text: the decoded token.
+        logprob: natural logarithm of its probability at temperature 1, among the tokens that a
+            grammar allowed.
     """
 
     text: str
@@ -59,22 +63,22 @@ class TokenProbability:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a session cost.
+    """Tokens, steps and time that a session took.
 
     Args:
-        prompt_tokens: tokens of the rendered prompt, history of the request included.
-        cached_tokens: of these, how many came from a cache.
-        worker_tokens: tokens sampled by each worker.
+        prompt_tokens: tokens of the rendered prompt, including the request's history.
+        cached_tokens: prompt tokens whose keys and values came from the prefix cache.
+        worker_tokens: tokens sampled by each worker, by name.
         answer_tokens: tokens sampled for the final answer.
-        thought_tokens: of these, how many a single worker spent on thoughts.
-        forced_tokens: tokens that the protocol wrote: headers, prefixes, interventions, final
-            prompt.
-        steps: sequential steps of the parallel phase.
-        forward_steps: forward steps that served the session, prefill and answer included.
-        duration_s: seconds from the first pass to the end.
-        stored_tokens: tokens whose keys and values the session held at the end of the parallel
-            phase.
-        private_tokens: what a cache of its own for each worker would have held for the same views.
+        thought_tokens: answer tokens that a single worker spent on thinking.
+        forced_tokens: tokens that the protocol wrote: headers, prefixes, interventions and the
+            final-answer prompt.
+        steps: steps of the parallel phase.
+        forward_steps: forward steps in which the session took part, including prefill and answer.
+        duration_s: seconds from the first forward step to the end.
+        stored_tokens: tokens in the session's KV cache at the end of the parallel phase.
+        private_tokens: tokens that separate KV caches would hold instead, one for each worker's
+            view.
     """
 
     prompt_tokens: int = 0
@@ -91,27 +95,28 @@ class Usage:
 
     @property
     def output_tokens(self) -> int:
+        """All sampled tokens."""
         return sum(self.worker_tokens.values()) + self.answer_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Base of all events."""
+    """Base class of all events."""
 
     type: ClassVar[str] = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The event as plain data that ``json.dumps`` takes."""
+        """Return the event as plain data that ``json.dumps`` takes."""
         return {"type": self.type, **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class Step(Event):
-    """One forward pass of the parallel phase is over.
+    """A step of the parallel phase is over.
 
     Args:
         step: counts from 1.
-        active: names of the workers that wrote a token in it.
+        active: names of the workers that sampled a token in it.
     """
 
     type: ClassVar[str] = "step"
@@ -121,8 +126,8 @@ class Step(Event):
 
 @dataclass(frozen=True, slots=True)
 class Token(Event):
-    """A worker's text grew. A token whose text is held back (half a character, a possible stop
-    string) sends none.
+    """A worker's text grew. Not every sampled token sends an event: half a character, or a text
+    that may become a stop string, waits for the next token.
     """
 
     type: ClassVar[str] = "token"
@@ -134,7 +139,7 @@ class Token(Event):
 
 @dataclass(frozen=True, slots=True)
 class ParagraphFinished(Event):
-    """A paragraph moved to the history, at place ``index`` (from 0)."""
+    """A paragraph was added to the history at ``index`` (from 0)."""
 
     type: ClassVar[str] = "paragraph"
     step: int
@@ -144,7 +149,7 @@ class ParagraphFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class Intervention(Event):
-    """The protocol put ``text`` in the worker's mouth; the worker's next `Token` shows it too."""
+    """The protocol started a worker's paragraph with ``text``; its next `Token` includes it."""
 
     type: ClassVar[str] = "intervention"
     step: int
@@ -154,7 +159,7 @@ class Intervention(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFinished(Event):
-    """A worker writes no more in this session."""
+    """A worker stopped for the rest of the session."""
 
     type: ClassVar[str] = "worker_finished"
     step: int
@@ -168,7 +173,7 @@ class AnswerToken(Event):
 
     Args:
         text: the new text.
-        index: answer tokens drawn so far.
+        index: number of answer tokens sampled so far.
     """
 
     type: ClassVar[str] = "answer_token"
@@ -178,7 +183,7 @@ class AnswerToken(Event):
 
 @dataclass(frozen=True, slots=True)
 class ThoughtToken(Event):
-    """The thoughts of a single worker grew: what a thinking model writes before its answer."""
+    """The thinking section of a single worker's answer grew."""
 
     type: ClassVar[str] = "thought_token"
     text: str
@@ -190,10 +195,10 @@ class CallToken(Event):
     """A tool call of the answer began or grew.
 
     Args:
-        call: its place among the answer's calls, from 0.
-        name: the tool's, in the call's first event; ``None`` later.
-        text: more of its arguments.
-        index: answer tokens drawn so far.
+        call: index of the call in the answer, from 0.
+        name: the tool's name in the call's first event, then ``None``.
+        text: new text of its arguments.
+        index: number of answer tokens sampled so far.
     """
 
     type: ClassVar[str] = "call_token"
@@ -208,16 +213,16 @@ class Finished(Event):
     """The session is over.
 
     Args:
-        text: the final answer, equal to its `AnswerToken` texts joined.
-        finish_reason: "stop" where the model or a stop rule ended it, "tool_calls" where it ended
-            with calls, "length" where a budget, the context or the page pool ended it.
-        paragraphs: the history, in order, paragraphs of the request left out.
-        usage: what it cost.
-        seed: the seed that the session sampled with.
+        text: the final answer: the texts of all `AnswerToken` events, joined.
+        finish_reason: "stop": the model or a stop string ended the answer. "tool_calls": it ends
+            with tool calls. "length": ``max_tokens``, the context or the KV cache ended it.
+        paragraphs: the paragraphs that the team wrote, in order, without the request's history.
+        usage: tokens, steps and time.
+        seed: the seed of the session's sampling.
         ends: why each worker of a team stopped, by name.
-        thought: what a single worker thought before its answer.
-        calls: tool calls that the answer asks for; the last one may be cut.
-        logprobs: the answer's tokens, where the request asked for them.
+        thought: the thinking section of a single worker.
+        calls: the answer's tool calls; the last one may be cut.
+        logprobs: the answer's tokens, if the request asked for log probabilities.
     """
 
     type: ClassVar[str] = "answer"

@@ -1,66 +1,72 @@
-"""What an answer may look like: a JSON schema, a regular expression or a Lark grammar. Plain data;
-`constraint.py` holds a writer to it.
+"""Grammars for constrained decoding: JSON schemas, regular expressions, Lark. Plain data;
+`text/constraint.py` applies them.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from hogwild_engine.api.errors import require
+from hogwild_engine.api.checks import require_choice
+from hogwild_engine.api.errors import ConfigError, complaint, require
 
 GrammarKind = Literal["json", "regex", "lark"]
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A language that text is bound to.
+    """A language that generated text is constrained to.
+
+    Example:
+        >>> Grammar.choice("yes", "no")
+        >>> Grammar.json({"type": "object", "properties": {"age": {"type": "integer"}}})
 
     Args:
-        kind: "json": ``text`` is a JSON schema; objects are closed unless the schema says otherwise
-            and lengths are bounded by the token budget. "regex": a regular expression in the syntax
-            of Rust's ``regex``. "lark": a grammar in llguidance's dialect of Lark.
+        kind: "json": a JSON schema. Objects allow no additional properties unless the schema says
+            so, and lengths are bounded by the token budget. "regex": a regular expression in the
+            syntax of Rust's ``regex``. "lark": a grammar in llguidance's dialect of Lark.
         text: the schema, expression or grammar.
 
     Raises:
-        ConfigError: the kind is unknown, or the text is empty or no JSON.
+        ConfigError: the kind is unknown, or the text is empty or no JSON schema.
     """
 
     kind: GrammarKind
     text: str
 
     def __post_init__(self) -> None:
-        known = self.kind in ("json", "regex", "lark")
-        require(known, "grammar", "the kind 'json', 'regex' or 'lark'", self.kind)
-        plain = isinstance(self.text, str) and bool(self.text)
-        require(plain, "grammar", "a text that is not empty", self.text)
+        require_choice("grammar", self.kind, get_args(GrammarKind))
+        is_text = isinstance(self.text, str) and bool(self.text)
+        require(is_text, "grammar", "a text that is not empty", self.text)
         if self.kind == "json":
-            require(_is_schema(self.text), "grammar", "a JSON schema", self.text)
+            require(_is_schema(self.text), "grammar", "a JSON schema", self.text[:200])
 
     @classmethod
     def json(cls, schema: Mapping[str, Any]) -> Grammar:
-        """JSON by a schema, without white space but one space behind ``,`` and ``:``."""
+        """Return the grammar of JSON that fits ``schema``, with one space after ``,`` and ``:``."""
         try:
             return cls("json", json.dumps(schema))
-        except (TypeError, RecursionError):
-            return cls("json", repr(schema)[:200])  # which is refused
+        except (TypeError, RecursionError) as error:
+            got = reprlib.repr(schema)
+            raise ConfigError(complaint("grammar", "a JSON schema", got, str(error))) from error
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
-        """Text that matches ``pattern`` from its start to its end."""
+        """Return the grammar of text that ``pattern`` matches from start to end."""
         return cls("regex", pattern)
 
     @classmethod
     def lark(cls, grammar: str) -> Grammar:
-        """Text that llguidance's dialect of Lark derives from ``start``."""
+        """Return a grammar in llguidance's dialect of Lark; its first rule is ``start``."""
         return cls("lark", grammar)
 
     @classmethod
     def choice(cls, *texts: str) -> Grammar:
-        """One of these texts, at least one."""
+        """Return the grammar of exactly one of ``texts``."""
         return cls.regex("|".join(map(re.escape, texts)))
 
 

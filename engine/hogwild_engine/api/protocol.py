@@ -1,73 +1,80 @@
-"""How workers share one text: headers, rules, paragraph ends, interventions, final prompt.
+"""Protocols: how workers share one text. Headers, rules, ends of paragraphs, final-answer prompt.
 
-A `Protocol` is data; `paragraphs.py` and `session.py` act on it. The strings of `PAPER` are those
-of Hogwild! Inference (arXiv 2504.06261 and its authors' code); the rules' wording is our own.
+A `Protocol` is data; `sessions/` and `text/paragraphs.py` act on it. The strings of `PAPER` are
+those of Hogwild! Inference (arXiv 2504.06261 and its authors' code), except the rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
+from hogwild_engine.api.checks import require_choice, require_int
 from hogwild_engine.api.errors import require
 
 DEFAULT_NAMES = ("Alice", "Bob", "Carol", "Dave")
 
+RulesPosition = Literal["after_task", "before_task", "system"]
 ParagraphEnd = Literal["sentence", "blank_line", "fence"]
+EndingToken = Literal["closes", "opens"]
+EndOfTurn = Literal["ends_paragraph", "ends_session"]
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """Every rule of the collaboration.
+    """Prompts and rules by which the workers of a team write one text together.
 
-    ``rules``, ``header`` and ``first_prefixes`` may hold ``{name}`` (the worker), ``{number}`` (of
-    its paragraph), ``{names}``, ``{count}`` and ``{roles}`` (their roles, and before these what
-    they must know of tools where there are any).
+    ``rules``, ``header`` and ``first_prefixes`` are templates with the fields ``{name}`` (the
+    worker), ``{number}`` (of its paragraph), ``{names}`` and ``{count}`` (of all workers) and
+    ``{roles}`` (the workers' roles, after a sentence about tools if the request has any).
 
     Args:
-        name: how the preset is called.
-        rules: told to the model once.
-        rules_position: "after_task": behind the last human message; "before_task": in front of the
-            first one; "system": in the system message.
-        history_header: opens the shared text, at the start of the assistant's turn.
-        others_header: stands before the others' open paragraphs in a worker's view.
-        after_other: stands behind each other worker's open paragraph but the last.
-        own_header: stands behind the last of them.
-        header: opens a paragraph, not part of its text. No trailing space: it would double the next
-            word's.
-        forced_prefix: forced start of each paragraph, part of its text.
-        first_prefixes: forced start of each worker's first paragraph, part of its text; the last
-            one serves all further workers.
+        name: name of the preset.
+        rules: instructions that are added to the messages.
+        rules_position: where: "after_task": after the last user message; "before_task": before the
+            first user message; "system": in the system message.
+        history_header: text before the history, at the start of the assistant's turn.
+        others_header: text before the others' open paragraphs in a worker's view.
+        after_other: text after each other worker's open paragraph, except the last.
+        own_header: text between the last of these and the worker's own paragraph.
+        header: text before each paragraph, not part of it. It must not end in a space, because
+            tokens of words start with one.
+        forced_prefix: text that starts every paragraph, as if its worker had written it.
+        first_prefixes: texts that start each worker's first paragraph, after ``forced_prefix``;
+            further workers take the last one.
         stagger: steps between the starts of two workers.
-        paragraph_end: "sentence": a blank line after sentence punctuation, outside code and
-            formulas; "blank_line": a blank line outside code after ``min_chars``; "fence": a closed
-            code fence and a newline, or three blank lines.
-        min_chars: characters before a blank line ends a paragraph.
-        ending_token: what becomes of the token that ended a paragraph: it "closes" it as its last
-            token, or "opens" the worker's next block, as published.
-        end_of_turn: a worker's end-of-turn token "ends_session", or "ends_paragraph" where text
-            stands before it.
-        forbids_headers: text that starts another worker's header is cut and ends the paragraph.
-        max_repeats: how often a paragraph that opens like another one, or says nothing, is rewound
-            before its worker is done; ``None``: nothing is rewound.
-        intervention: put in a worker's mouth at the start of a paragraph.
-        intervention_tokens: how many tokens of all workers lie between two interventions; ``None``:
-            none.
-        stops_on_boxed: a finished paragraph with a valid ``\\boxed{…}`` ends the parallel phase.
-        final_prompt: forced before the final answer. "close" closes the thinking, or the turn and
-            asks for the answer.
-        final_question: what "close" asks where the template has no thinking.
-        answer_tokens: bound on the final answer beside the request's ``max_tokens``.
+        paragraph_end: what ends a paragraph. "sentence": a blank line after a punctuation mark,
+            outside code and formulas. "blank_line": a blank line outside code, after ``min_chars``.
+            "fence": a closed code fence with a newline, or three blank lines.
+        min_chars: minimum number of characters before a blank line ends a paragraph.
+        ending_token: where the token that ended a paragraph goes: "closes": it is the last one of
+            the paragraph; "opens": it is the first one of the worker's next block, as in the paper.
+        end_of_turn: what a worker's end-of-turn token does: "ends_session", or "ends_paragraph" if
+            the paragraph has text, and else ends the worker.
+        forbids_headers: cut a paragraph where it starts the header of another one.
+        max_repeats: how often a paragraph that starts like another one, or has no content, is
+            rewound before its worker is stopped. ``None``: paragraphs are never rewound.
+        intervention: text that starts a paragraph, as if its worker had written it, to make the
+            worker check for redundant work.
+        intervention_tokens: sampled tokens of all workers between two interventions. ``None``: no
+            interventions.
+        stops_on_boxed: end the parallel phase when a finished paragraph has a non-empty
+            ``\\boxed{…}``.
+        final_prompt: forced text before the final answer. "close": close the thinking section; for
+            models without one, end the assistant's turn and ask ``final_question``.
+        final_question: user message that asks for the final answer.
+        answer_tokens: maximum number of tokens of the final answer, beside the request's
+            ``max_tokens``. ``None``: no further maximum.
 
     Raises:
-        ConfigError: a value is out of range, or a text ends in a space or names an unknown field.
+        ConfigError: a value is out of range, or a template has an unknown field.
     """
 
     name: str
     rules: str
-    rules_position: Literal["after_task", "before_task", "system"] = "after_task"
+    rules_position: RulesPosition = "after_task"
     history_header: str = ""
     others_header: str = ""
     after_other: str = "\n\n"
@@ -78,8 +85,8 @@ class Protocol:
     stagger: int = 3
     paragraph_end: ParagraphEnd = "blank_line"
     min_chars: int = 40
-    ending_token: Literal["closes", "opens"] = "closes"
-    end_of_turn: Literal["ends_paragraph", "ends_session"] = "ends_paragraph"
+    ending_token: EndingToken = "closes"
+    end_of_turn: EndOfTurn = "ends_paragraph"
     forbids_headers: bool = True
     max_repeats: int | None = None
     intervention: str = "Quick check: am I doing redundant work? (yes/no):"
@@ -93,26 +100,31 @@ class Protocol:
 
     def __post_init__(self) -> None:
         known = dict.fromkeys(("name", "number", "names", "count", "roles"), "x")
-        texts = {f.name: getattr(self, f.name) for f in fields(self) if f.name in _TEMPLATES}
-        texts |= {f"first_prefixes[{i}]": text for i, text in enumerate(self.first_prefixes)}
-        for name, text in texts.items():
+        templates = {f"first_prefixes[{i}]": text for i, text in enumerate(self.first_prefixes)}
+        for name, text in {"rules": self.rules, "header": self.header, **templates}.items():
             try:
-                text.format_map(known)
+                text.format(**known)
             except (KeyError, ValueError, IndexError) as error:
                 require(False, name, f"only the fields {sorted(known)}", text, str(error))
         require("{name}" in self.header, "header", "a text with {name}", self.header)
         require(not self.header.endswith(" "), "header", "no space at the end", self.header)
         require(bool(self.final_prompt), "final_prompt", "'close' or a text", self.final_prompt)
-        _require_whole("stagger", self.stagger, 0)
-        _require_whole("min_chars", self.min_chars, 0)
-        for name, low in (("max_repeats", 0), ("intervention_tokens", 1), ("answer_tokens", 1)):
-            if getattr(self, name) is not None:
-                _require_whole(name, getattr(self, name), low)
+        require_choice("rules_position", self.rules_position, get_args(RulesPosition))
+        require_choice("paragraph_end", self.paragraph_end, get_args(ParagraphEnd))
+        require_choice("ending_token", self.ending_token, get_args(EndingToken))
+        require_choice("end_of_turn", self.end_of_turn, get_args(EndOfTurn))
+        require_int("stagger", self.stagger, 0)
+        require_int("min_chars", self.min_chars, 0)
+        require_int("max_repeats", self.max_repeats, 0, optional=True)
+        require_int("intervention_tokens", self.intervention_tokens, 1, optional=True)
+        require_int("answer_tokens", self.answer_tokens, 1, optional=True)
 
     def header_for(self, name: str, number: int) -> str:
+        """Return the header of a worker's paragraph, for example ``**Bob [2]:**``."""
         return self.header.format(name=name, number=number)
 
     def first_prefix_for(self, index: int, name: str) -> str:
+        """Return the text that starts the first paragraph of the worker at ``index`` (from 0)."""
         if not self.first_prefixes:
             return ""
         return self.first_prefixes[min(index, len(self.first_prefixes) - 1)].format(name=name)
@@ -120,8 +132,9 @@ class Protocol:
     def rules_for(
         self, names: tuple[str, ...], roles: tuple[str | None, ...], *, has_tools: bool
     ) -> str:
-        told = [f"{name}: {role}" for name, role in zip(names, roles, strict=True) if role]
-        listed = "\n\nRoles:\n" + "\n".join(f"- {line}" for line in told) if told else ""
+        """Return the rules for a team of two or more; one role, or ``None``, for each name."""
+        lines = [f"- {name}: {role}" for name, role in zip(names, roles, strict=True) if role]
+        listed = "\n\nRoles:\n" + "\n".join(lines) if lines else ""
         return self.rules.format(
             names=", ".join(names[:-1]) + " and " + names[-1],
             count=len(names),
@@ -130,12 +143,6 @@ class Protocol:
             number=1,
         )
 
-
-def _require_whole(name: str, value: object, low: int) -> None:
-    require(type(value) is int and value >= low, name, f"a whole number of at least {low}", value)
-
-
-_TEMPLATES = frozenset({"rules", "header"})
 
 _RULES = (
     "{{count}} assistants, {{names}}, write the answer at the same time and see each other's text "
@@ -163,6 +170,7 @@ CODE = Protocol(
     max_repeats=3,
 )
 
+# The wording of the authors' code, for comparison with the paper.
 _OUT_OF_TIME = (
     "\n\nWait, given the limited time, I have to give an answer right now. "
     "Considering all my previous attempts, I have to conclude that the final "
@@ -203,26 +211,20 @@ PRESETS: Mapping[str, Protocol] = MappingProxyType({p.name: p for p in (PAPER, I
 
 
 def resolve(protocol: str | Protocol, *, thinking: bool) -> Protocol:
-    """The protocol that a request names; "auto" takes `PAPER` inside a thinking template, else
-    `INSTRUCT`.
+    """Return the protocol that a request names.
+
+    Args:
+        protocol: a `Protocol`, the name of a preset, or "auto".
+        thinking: whether the model's chat template has thinking: "auto" is `PAPER` then, else
+            `INSTRUCT`.
 
     Raises:
-        ConfigError: no preset has that name.
+        ConfigError: it is none of these.
     """
     if isinstance(protocol, Protocol):
         return protocol
-    if protocol == "auto":
-        return PAPER if thinking else INSTRUCT
-    check_name(protocol)
-    return PRESETS[protocol]
-
-
-def check_name(protocol: object) -> None:
-    """Raise `ConfigError` unless ``protocol`` is "auto", a preset's name or a `Protocol`."""
-    known = isinstance(protocol, str) and (protocol == "auto" or protocol in PRESETS)
-    require(
-        known or isinstance(protocol, Protocol),
-        "protocol",
-        f"'auto', one of {sorted(PRESETS)}, or a Protocol",
-        protocol,
-    )
+    known = {"auto": PAPER if thinking else INSTRUCT, **PRESETS}
+    is_known = isinstance(protocol, str) and protocol in known
+    wanted = f"'auto', one of {sorted(PRESETS)}, or a Protocol"
+    require(is_known, "protocol", wanted, protocol)
+    return known[protocol]

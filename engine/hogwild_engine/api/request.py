@@ -1,36 +1,41 @@
-"""One request to the engine: what to answer, by how many workers, under which rules. Plain data,
-checked when built.
+"""Requests to the engine: the messages to answer, the team of workers, and their settings. Plain
+data, checked at construction.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 from hogwild_engine.api import layout as layouts
 from hogwild_engine.api import protocol as protocols
+from hogwild_engine.api.checks import require_choice, require_int
 from hogwild_engine.api.config import SamplingParams
 from hogwild_engine.api.errors import WorkerNameError, complaint, require
 from hogwild_engine.api.events import Paragraph
 from hogwild_engine.api.grammar import Grammar
 
 MAX_WORKERS = 256
+AnswerMode = Literal["write", "join"]
 
 _NAME = re.compile(r"[^\W_](?:[\w .'-]{0,62}[\w.'-])?")
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One of the minds that write at the same time.
+    """A worker of the team.
 
     Args:
-        name: stands in the worker's headers. Letters, digits, spaces and ``. ' - _``; at most 64.
-        role: what this worker is told to do; all workers read all roles.
+        name: stands in the headers of the worker's paragraphs. 1 to 64 letters, digits, spaces and
+            ``. ' - _``.
+        role: what this worker should do. All workers read all roles. ``None``: no role.
 
     Raises:
         WorkerNameError: the name is empty or would break a header.
+        ConfigError: the role is empty or no text.
     """
 
     name: str
@@ -42,32 +47,27 @@ class Worker:
                 "1 to 64 letters, digits, spaces or . ' - _, first a letter or digit, last no space"
             )
             raise WorkerNameError(complaint("workers", wanted, self.name, "choose a plain name"))
-        require(
-            self.role is None or (isinstance(self.role, str) and bool(self.role.strip())),
-            "role",
-            "a text or None",
-            self.role,
-        )
+        is_role = isinstance(self.role, str) and bool(self.role.strip())
+        require(self.role is None or is_role, "role", "a text or None", self.role)
 
 
 def make_workers(workers: int | Iterable[str | Worker]) -> tuple[Worker, ...]:
-    """A team from a number, from names, or from `Worker` objects.
+    """Return a team.
+
+    Args:
+        workers: a number of workers with default names, names, or `Worker` objects.
 
     Raises:
-        ConfigError: no worker, or something that is neither a name nor a `Worker`.
-        WorkerNameError: a name is unusable or stands twice.
+        ConfigError: there is no worker, or something that is neither a name nor a `Worker`.
+        WorkerNameError: a name is invalid or used twice.
     """
     if isinstance(workers, int) and not isinstance(workers, bool):
         require(1 <= workers <= MAX_WORKERS, "workers", f"1 to {MAX_WORKERS}", workers)
         named = protocols.DEFAULT_NAMES[:workers]
         more = (f"Worker{i}" for i in range(len(named) + 1, workers + 1))
         return tuple(Worker(name) for name in (*named, *more))
-    require(
-        isinstance(workers, Iterable) and not isinstance(workers, (str, bytes, Mapping)),
-        "workers",
-        "a number, a list of names, or a list of Worker",
-        workers,
-    )
+    is_list = isinstance(workers, Iterable) and not isinstance(workers, (str, bytes, Mapping))
+    require(is_list, "workers", "a number, a list of names, or a list of Worker", workers)
     assert isinstance(workers, Iterable)
     team = tuple(_make_worker(member) for member in workers)
     require(1 <= len(team) <= MAX_WORKERS, "workers", f"1 to {MAX_WORKERS}", len(team))
@@ -91,36 +91,38 @@ def _make_worker(member: object) -> Worker:
 class Request:
     """One task for one team.
 
-    With one worker there is no protocol: the model answers as ``generate`` would, and
-    ``max_tokens`` bounds it.
+    A single worker needs no protocol: the model answers as transformers' ``generate`` would.
 
     Args:
         messages: the conversation in the chat format of transformers: dicts with ``role`` and
             ``content``.
-        workers: the team.
-        history: paragraphs that the team has already written on the current task.
-        protocol: "auto", a preset's name, or a `Protocol`.
-        layout: "combined", "interleaved", "contiguous" or "arrival".
-        sync_interval: others' open tokens become visible every so many steps. ``None``: workers
-            never see each other, finished paragraphs included; what they wrote is merged at the end
-            (for ablations).
-        answer: "write": one worker writes a final answer with everything in view. "join": the
-            paragraphs, in history order, are the answer.
-        max_steps: bound on the steps of the parallel phase.
-        max_tokens: bound on the sampled tokens of the final answer.
-        sampling: how tokens are drawn.
-        stop: strings that end the text they appear in; they are not shown.
-        tools: tools in OpenAI's form, ``{"type": "function", "function": {…}}``.
+        workers: the team; anything that `make_workers` takes.
+        history: paragraphs that the team wrote before on this task.
+        protocol: the name of a preset, a `Protocol`, or "auto": "paper" for models whose chat
+            template has thinking, "instruct" for others.
+        layout: what each worker sees of the others: "combined", "interleaved", "contiguous" or
+            "arrival"; see `hogwild_engine.api.layout`.
+        sync_interval: steps after which the others' new tokens become visible. ``None``: workers
+            never see each other, and their paragraphs are merged at the end (for ablations).
+        answer: "write": one worker writes the final answer and sees all paragraphs. "join": the
+            paragraphs, in the order of the history, are the answer.
+        max_steps: maximum number of steps of the parallel phase.
+        max_tokens: maximum number of sampled tokens of the final answer.
+        sampling: how tokens are sampled.
+        stop: strings that end the text of the worker, or the answer, in which they appear. They are
+            not part of the text.
+        tools: tools in OpenAI's format, ``{"type": "function", "function": {…}}``.
         tool_choice: "auto": the answer is text or calls. "any": it is calls. "none": it is text.
             Or the name of the tool to call.
-        parallel_tool_calls: whether an answer may hold several calls.
-        grammar: what the final answer must look like.
-        worker_grammar: what a worker of a team writes: one paragraph that must look like this.
-        logprobs: report the probabilities of the answer's tokens.
-        ignore_eos: nobody ends a turn: end-of-turn tokens are never drawn (for benchmarks).
+        parallel_tool_calls: allow several calls in one answer.
+        grammar: constrains the final answer.
+        worker_grammar: constrains each worker of a team; a worker then writes one paragraph.
+        logprobs: report the log probabilities of the answer's tokens.
+        ignore_eos: never sample an end-of-turn token (for benchmarks).
 
     Raises:
-        ConfigError: a value is out of range or unknown.
+        ConfigError: a value is out of range or unknown, or two settings exclude each other.
+        WorkerNameError: a worker's name is invalid or used twice.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -129,7 +131,7 @@ class Request:
     protocol: str | protocols.Protocol = "auto"
     layout: layouts.LayoutName = "combined"
     sync_interval: int | None = 1
-    answer: Literal["write", "join"] = "write"
+    answer: AnswerMode = "write"
     max_steps: int = 512
     max_tokens: int = 1024
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -145,71 +147,97 @@ class Request:
     def __post_init__(self) -> None:
         require(bool(self.messages), "messages", "at least one message", self.messages)
         object.__setattr__(self, "workers", make_workers(self.workers))
-        check_team_settings(
-            protocol=self.protocol,
-            layout=self.layout,
-            sync_interval=self.sync_interval,
-            answer=self.answer,
-            max_steps=self.max_steps,
-            max_tokens=self.max_tokens,
-            stop=self.stop,
-        )
+        check_settings(**{name: getattr(self, name) for name in _CHECKS})
         names = [worker.name for worker in self.workers]
-        for paragraph in self.history:
-            require(
-                paragraph.worker in names, "history", f"paragraphs of {names}", paragraph.worker
-            )
-        check_answer_settings(self)
+        for author in (paragraph.worker for paragraph in self.history):
+            require(author in names, "history", f"paragraphs of {names}", author)
+        _check_tools(self)
+        _check_combinations(self)
 
     @property
     def constrains_answer(self) -> bool:
-        """Whether a grammar decides what the answer looks like."""
+        """Whether the answer is constrained by a grammar, its own or that of tool calls."""
         return self.grammar is not None or bool(self.tools)
 
     @property
     def may_call(self) -> bool:
-        """Whether the answer may be calls of tools."""
+        """Whether the answer may contain tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
 
 
-def check_answer_settings(request: Request) -> None:
-    """Check tools and grammars against each other.
+def check_settings(**settings: object) -> None:
+    """Check settings of `Request`, each by itself. Needs no model and no other setting.
+
+    Args:
+        settings: values by name.
 
     Raises:
-        ConfigError: they cannot be served.
+        ConfigError: a value is out of range or unknown.
     """
-    for name in ("grammar", "worker_grammar"):
-        value = getattr(request, name)
-        require(value is None or isinstance(value, Grammar), name, "a Grammar or None", value)
+    for name, value in settings.items():
+        _CHECKS[name](name, value)
+
+
+def _check_protocol(name: str, value: Any) -> None:
+    protocols.resolve(value, thinking=False)
+
+
+def _check_stop(name: str, value: Any) -> None:
+    valid = isinstance(value, (tuple, list)) and all(isinstance(s, str) and s for s in value)
+    require(valid, name, "a list of non-empty strings", value)
+
+
+def _check_grammar(name: str, value: Any) -> None:
+    require(value is None or isinstance(value, Grammar), name, "a Grammar or None", value)
+
+
+_CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "protocol": _check_protocol,
+    "layout": partial(require_choice, choices=get_args(layouts.LayoutName)),
+    "sync_interval": partial(require_int, low=1, optional=True),
+    "answer": partial(require_choice, choices=get_args(AnswerMode)),
+    "max_steps": partial(require_int, low=1),
+    "max_tokens": partial(require_int, low=1),
+    "stop": _check_stop,
+    "grammar": _check_grammar,
+    "worker_grammar": _check_grammar,
+}
+
+
+def _check_tools(request: Request) -> None:
     names = [_tool_name(tool) for tool in request.tools]
     require(len({*names}) == len(names), "tools", "tools of different names", names)
-    choice, choices = request.tool_choice, ["auto", "any", "none", *names]
-    require(choice in choices, "tool_choice", f"one of {choices}", choice)
-    forced = choice not in ("auto", "none")
-    require(bool(names) or not forced, "tools", "at least one tool to choose", request.tools)
-    both = request.grammar is not None and forced
-    todo = "leave the choice of tools to the model"
-    require(not both, "grammar", "none beside a tool_choice that forces calls", choice, todo)
-    alone = request.worker_grammar is not None and len(request.workers) == 1
-    todo = "one worker's answer is bound by grammar"
-    require(not alone, "worker_grammar", "a team of workers to write by it", 1, todo)
-    todo = "text under a grammar ends where the grammar does"
-    bound = request.constrains_answer or request.worker_grammar is not None
-    endless = request.ignore_eos and bound
-    require(not endless, "ignore_eos", "False with tools or a grammar", True, todo)
-    joins = request.answer == "join" and len(request.workers) > 1 and request.constrains_answer
-    todo = "joined paragraphs are no answer that tools or a grammar could shape"
-    require(not joins, "answer", "'write' with tools or a grammar", request.answer, todo)
+    choice = request.tool_choice
+    require_choice("tool_choice", choice, ["auto", "any", "none", *names])
+    must_call = choice not in ("auto", "none")
+    require(bool(names) or not must_call, "tools", "at least one tool to choose", request.tools)
+    both = request.grammar is not None and must_call
+    fix = "leave the choice of tools to the model"
+    require(not both, "grammar", "none beside a tool_choice that forces calls", choice, fix)
+
+
+def _check_combinations(request: Request) -> None:
+    """Check settings that exclude each other."""
+    is_team, constrained = len(request.workers) > 1, request.constrains_answer
+    alone = request.worker_grammar is not None and not is_team
+    fix = "constrain the answer of a single worker by grammar"
+    require(not alone, "worker_grammar", "a team of workers", 1, fix)
+    endless = request.ignore_eos and (constrained or request.worker_grammar is not None)
+    fix = "constrained text ends where its grammar does"
+    require(not endless, "ignore_eos", "False with tools or a grammar", True, fix)
+    joins = request.answer == "join" and is_team and constrained
+    fix = "tools and grammars cannot constrain joined paragraphs"
+    require(not joins, "answer", "'write' with tools or a grammar", request.answer, fix)
 
 
 def _tool_name(tool: object) -> str:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
-    wanted = "functions in OpenAI's form, each with a name"
+    wanted = "functions in OpenAI's format, each with a name"
     require(isinstance(name, str) and bool(name), "tools", wanted, tool)
     parameters = function.get("parameters") if isinstance(function, Mapping) else None
-    takes_object = parameters is None or _describes_object(parameters)
-    require(takes_object, "tools", f"a schema of an object as parameters of {name}", parameters)
+    valid = parameters is None or _describes_object(parameters)
+    require(valid, "tools", f"a schema of an object as parameters of {name}", parameters)
     return str(name)
 
 
@@ -219,37 +247,3 @@ def _describes_object(schema: object) -> bool:
     options = [schema.get(key) for key in ("anyOf", "oneOf", "allOf")]
     members = [member for option in options if isinstance(option, list) for member in option]
     return schema.get("type", "object") == "object" and all(map(_describes_object, members))
-
-
-def check_team_settings(
-    *,
-    protocol: object = "auto",
-    layout: object = "combined",
-    sync_interval: object = 1,
-    answer: object = "write",
-    max_steps: object = 1,
-    max_tokens: object = 1,
-    stop: object = (),
-) -> None:
-    """Check the settings of a request that need no model.
-
-    Raises:
-        ConfigError: a value is out of range or unknown.
-    """
-    protocols.check_name(protocol)
-    require(layout in layouts.LAYOUTS, "layout", f"one of {list(layouts.LAYOUTS)}", layout)
-    require(answer in ("write", "join"), "answer", "'write' or 'join'", answer)
-    require(
-        sync_interval is None or (type(sync_interval) is int and sync_interval >= 1),
-        "sync_interval",
-        "a whole number of at least 1, or None",
-        sync_interval,
-    )
-    for name, value in (("max_steps", max_steps), ("max_tokens", max_tokens)):
-        require(type(value) is int and value >= 1, name, "a whole number of at least 1", value)
-    require(
-        isinstance(stop, (tuple, list)) and all(isinstance(s, str) and s for s in stop),
-        "stop",
-        "a list of non-empty strings",
-        stop,
-    )

@@ -14,7 +14,7 @@ from hogwild_engine.sessions.context import SessionContext
 from hogwild_engine.sessions.phase import FinishedPhase, Phase, Team
 from hogwild_engine.sessions.writer import Draft, Writer
 from hogwild_engine.step.sampling import SampledToken
-from hogwild_engine.text.output_parser import OutputParser, Piece
+from hogwild_engine.text.output_parser import OutputParser, OutputPiece
 from hogwild_engine.text.paragraphs import header_starts
 
 MAX_REWINDS = 8
@@ -159,7 +159,7 @@ class AnswerPhase(Phase):
             tokens += self._force(self._context.chat.encode("\n\n"))
             self._draft.constraint = self._constraint
         if not self.over:
-            tokens += self._force(self._constraint.forced())
+            tokens += self._force(self._constraint.forced_tokens())
         return tokens
 
     def _force(self, tokens: Sequence[int]) -> list[int]:
@@ -175,7 +175,7 @@ class AnswerPhase(Phase):
         draft, parser = self._draft, self.parser
         self.writer.num_sampled += 1
         self._num_thought += parser.thinking
-        if token.token in self._context.chat.ends:
+        if token.token in self._context.chat.eos_ids:
             self._end("stop", None)
             return token.token
         self.writer.seen.add(token.token)
@@ -184,7 +184,7 @@ class AnswerPhase(Phase):
         header = None if parser.calls else draft.find(self._forbidden, before)
         if stop is not None:
             self._end("stop", stop)
-        elif (draft.constraint is not None and draft.constraint.finished) or parser.repeats:
+        elif (draft.constraint is not None and draft.constraint.finished) or parser.repeated_call:
             self._end("stop", None)
         elif self.writer.num_sampled >= self._max_tokens:
             self._end("length", header)
@@ -205,7 +205,7 @@ class AnswerPhase(Phase):
         for piece in self.parser.feed(text, final=final, cut=cut):
             self._context.emit(self._event(piece))
 
-    def _event(self, piece: Piece) -> Event:
+    def _event(self, piece: OutputPiece) -> Event:
         index = self.writer.num_sampled
         if piece.kind == "text":
             return events.AnswerToken(piece.text, index)

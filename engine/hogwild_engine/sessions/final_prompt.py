@@ -29,9 +29,9 @@ def final_prompt_text(protocol: Protocol, chat: ChatTemplate, request: Request) 
     if chat.thinking:
         return f"{THINK_CLOSE}\n\n"
     if not request.may_call:
-        return chat.closing(protocol.final_question)
+        return chat.follow_up(protocol.final_question)
     has_results = request.messages[-1]["role"] == "tool"
-    return chat.closing(_QUESTION_AFTER_TOOLS if has_results else _QUESTION_BEFORE_TOOLS)
+    return chat.follow_up(_QUESTION_AFTER_TOOLS if has_results else _QUESTION_BEFORE_TOOLS)
 
 
 def answer_constraint(request: Request, chat: ChatTemplate) -> Constraint | None:
@@ -47,7 +47,7 @@ def answer_constraint(request: Request, chat: ChatTemplate) -> Constraint | None
                 request.tools,
                 request.tool_choice,
                 chat.tool_format,
-                chat.spell,
+                chat.to_lark,
                 budget,
                 parallel=request.parallel_tool_calls,
                 answer=grammar,

@@ -67,7 +67,7 @@ class ParallelPhase(Team):
         headed = not layout.single_stream
         self.header_starts = paragraphs.header_starts(protocol, names) if headed else []
         self._forbidden = self.header_starts if protocol.forbids_headers else []
-        self._banned = context.chat.structural - context.chat.ends
+        self._banned = context.chat.added_ids - context.chat.eos_ids
         self.shared: SharedBlocks[Block] = SharedBlocks(context.common)
         if self.layout.has_headers:
             self.shared = self._write_headers()
@@ -195,7 +195,7 @@ class ParallelPhase(Team):
         writer, request = draft.writer, self._context.request
         writer.num_sampled += 1
         self._since_intervention += 1
-        if token.token in self._context.chat.ends:
+        if token.token in self._context.chat.eos_ids:
             self._end_turn(draft, token)
             return
         writer.seen.add(token.token)

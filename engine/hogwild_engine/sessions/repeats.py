@@ -44,10 +44,10 @@ class RepeatRule:
             of its start. ``None`` if it may go on.
         """
         if not draft.registered:
-            start = paragraphs.opening(draft.text, code=self.is_code, ended=ended)
+            start = paragraphs.paragraph_start(draft.text, code=self.is_code, ended=ended)
             if start is None:
                 return None
-            if paragraphs.repeats(start.key, others, code=self.is_code):
+            if paragraphs.repeats_any(start.key, others, code=self.is_code):
                 return draft.least_probable(start.start, start.stop)
             draft.registered = True
         whole_lines = draft.text.rfind("\n") + 1

@@ -130,7 +130,7 @@ class Session:
             writer.number,
             writer.num_sampled,
             writer.seen if sampling.repetition_penalty != 1 else (),
-            {*banned, *self._context.chat.ends} if self.request.ignore_eos else banned,
+            {*banned, *self._context.chat.eos_ids} if self.request.ignore_eos else banned,
             draft.constraint,
         )
 

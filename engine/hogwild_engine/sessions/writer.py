@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from hogwild_engine.cache.block import Block
 from hogwild_engine.step.sampling import SampledToken
-from hogwild_engine.text import paragraphs
+from hogwild_engine.text import paragraphs, stop_strings
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.constraint import Constraint
 from hogwild_engine.text.detokenizer import Detokenizer
@@ -96,13 +96,13 @@ class Draft:
         self.text = self.forced
         self.sampled: list[SampledToken] = []
         self.text_ends: list[int] = []
-        self._detokenizer = Detokenizer(self._chat.decode, self._chat.hidden)
+        self._detokenizer = Detokenizer(self._chat.decode, self._chat.special_ids)
 
     def add(self, token: SampledToken) -> int:
         """Append a sampled token; return the text's length before it."""
         before = len(self.text)
         if self.constraint is not None:
-            self.constraint.take(token.token)
+            self.constraint.accept(token.token)
         self.text += self._detokenizer.add(token.token)
         self.sampled.append(token)
         self.text_ends.append(len(self.text))
@@ -125,7 +125,7 @@ class Draft:
         """
         longest = max(map(len, strings), default=0)
         since = max(len(self.forced), before - longest)
-        return paragraphs.first_of(self.text, strings, since) if strings else None
+        return stop_strings.find_first(self.text, strings, since) if strings else None
 
     def tokens_within(self, length: int) -> int:
         """Return how many sampled tokens lie wholly in the first ``length`` characters."""
@@ -167,7 +167,7 @@ class Draft:
         """Return the text that may be shown now and was not before."""
         if not self.committed:
             return ""
-        held = paragraphs.held_back(self.text, self._watched)
+        held = stop_strings.held_back_len(self.text, self._watched)
         return self._show_to(self.text[: len(self.text) - held])
 
     def finish(self, length: int | None = None, *, closes_fence: bool = False) -> str:

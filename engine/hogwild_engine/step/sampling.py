@@ -17,7 +17,7 @@ import torch
 
 from hogwild_engine.api.config import MAX_INT64, SamplingParams
 from hogwild_engine.step.ranking import Ranking, rank
-from hogwild_engine.text.constraint import Constraint, forbid
+from hogwild_engine.text.constraint import Constraint, apply_token_mask
 from hogwild_kernels.cpu import c_backend
 
 MIN_TEMPERATURE = 1e-6
@@ -106,7 +106,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
     if any(row.sampling.repetition_penalty != 1 for row in rows):
         logits = logits.float()
         _apply_repetition_penalty(logits, rows)
-    forbid(logits, [row.constraint for row in rows])
+    apply_token_mask(logits, [row.constraint for row in rows])
     compiled = logits.device.type == "cpu" and logits.dtype in c_backend.DTYPES
     if compiled and c_backend.build_error() is None:
         sampled = _sample_in_c(logits.contiguous(), rows)

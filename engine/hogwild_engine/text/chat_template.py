@@ -1,9 +1,15 @@
-"""Messages to token ids through the model's own chat template. Message content is data: it never
-becomes structure.
+"""Chat template: messages to token ids. User text is data: it never becomes a special token.
 
-Content without added tokens is tokenised exactly as ``apply_chat_template`` does. Where content
-spells an added token (``<|im_end|>``, ``<tool_call>``, …), the spelling is replaced by a random
-mark before the template sees it, and the mark is encoded as plain text afterwards.
+A message that says ``<|im_end|>`` must not end its turn. Tokenizers, however, turn that text into
+the special token wherever they find it, in the template's own text and in a message's content. So
+each added token that content spells is replaced by a random placeholder, the template is rendered,
+and the placeholder's text is then encoded as plain characters::
+
+    content    Stop at <|im_end|>!
+    rendered   <|im_start|>user\\nStop at h5f…x0x!<|im_end|>\\n
+    encoded    …tokens of "Stop at ", "<|im", "_end|>", "!", then the one special token
+
+Content without added tokens is tokenized exactly as by ``apply_chat_template``.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from threading import Lock
@@ -19,72 +25,74 @@ from typing import Any
 
 from hogwild_engine.api.errors import NoChatTemplateError, RequestError, complaint
 from hogwild_engine.text.constraint import GrammarCompiler
-from hogwild_engine.text.role_order import stricter
-from hogwild_engine.text.tool_format import OURS, ToolFormat, adapt, read_format
+from hogwild_engine.text.messages import Message
+from hogwild_engine.text.role_order import alternating_roles
+from hogwild_engine.text.tool_format import OURS, ToolFormat, read_format, tools_as_text
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+_NONCE = secrets.token_hex(8)
 
 
 class ChatTemplate:
-    """Renders conversations for one tokenizer.
+    """Renders conversations for one tokenizer, and encodes and decodes text.
 
     Args:
         tokenizer: a transformers tokenizer.
-        name: the model's name, for messages to the user.
-        ends: ids that end a turn.
+        name: the model's name, for error messages.
+        eos_ids: ids of end-of-turn tokens.
 
     Attributes:
-        structural: ids of added tokens, white space excepted; data never yields one.
-        hidden: ids of special tokens, which never show in text.
+        added_ids: ids of added tokens such as ``<|im_end|>`` or ``<tool_call>``, without tokens of
+            white space. User text is never encoded to one of them.
+        special_ids: ids of special tokens, which have no text for users.
     """
 
-    def __init__(self, tokenizer: Any, name: str, ends: Iterable[int] = ()) -> None:
+    def __init__(self, tokenizer: Any, name: str, eos_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._name = name
-        self._texts: dict[
-            int, str
-        ] = {}  # of single ids, which a detokenizer asks for again and again
-        self._lock = (
-            Lock()
-        )  # a fast tokenizer must not be reconfigured while another thread uses it
-        self.ends = frozenset(ends)
-        self.hidden = frozenset(
-            index for index, token in tokenizer.added_tokens_decoder.items() if token.special
-        ) | frozenset(tokenizer.all_special_ids)
+        self._decoded: dict[int, str] = {}  # detokenizers decode the same single ids again
+        # A fast tokenizer must not be reconfigured while another thread uses it.
+        self._lock = Lock()
+        self.eos_ids = frozenset(eos_ids)
         added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
-        spelled = sorted((text for text in added if text.strip()), key=len, reverse=True)
-        self._spelled = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
-        self.structural = frozenset(added[text] for text in spelled)
+        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.special_ids = frozenset(special.union(tokenizer.all_special_ids))
+        texts = sorted((text for text in added if text.strip()), key=len, reverse=True)
+        self._added_tokens = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+        self.added_ids = frozenset(added[text] for text in texts)
 
     @property
     def thinking(self) -> bool:
-        """Whether the template opens a section of thoughts before the answer."""
+        """Whether the template knows a thinking section before the answer."""
         return THINK_OPEN in (self._tokenizer.chat_template or "")
 
     @cached_property
     def opens_thinking(self) -> bool:
-        """Whether the template itself opens the thoughts where the answer begins."""
-        mark = secrets.token_hex(8)
-        rendered = self._template([{"role": "user", "content": mark}], ())
-        return THINK_OPEN in rendered.rpartition(mark)[2]
+        """Whether a rendered conversation ends with an open thinking section."""
+        return THINK_OPEN in self._text_after_nonce([{"role": "user", "content": _NONCE}])
 
     @cached_property
     def tool_format(self) -> ToolFormat:
-        """How tool calls are written; ours where the template's form does not show in text."""
-        form = read_format(self._template)
-        ids = self.encode(form.opening + form.between + form.closing + (form.joint or ""))
-        return form if self.hidden.isdisjoint(ids) else OURS
+        """The format of tool calls; ours if the template's one has special tokens, which have no
+        text.
+        """
+        form = read_format(self._apply_template)
+        ids = self.encode(form.opening + form.between + form.closing + (form.separator or ""))
+        return form if self.special_ids.isdisjoint(ids) else OURS
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
-        """Compiles grammars for the tokenizer."""
-        return GrammarCompiler(self._tokenizer, self.ends)
+        """The compiler of grammars for this tokenizer."""
+        return GrammarCompiler(self._tokenizer, self.eos_ids)
 
-    def spell(self, text: str) -> str:
-        """Text of our own as an expression of Lark: added tokens by id, the rest quoted."""
+    def to_lark(self, text: str) -> str:
+        """Return a Lark expression of literal text.
+
+        Example: ``<tool_call>\\n`` becomes ``<[151657]> "\\n"`` if the tag is a special token.
+        """
         parts: list[str] = []
         start = 0
-        for found in self._spelled.finditer(text):
+        for found in self._added_tokens.finditer(text):
             token = self._tokenizer.convert_tokens_to_ids(found.group())
             if self.grammars.is_special(token):
                 parts += [_quoted(text[start : found.start()]), f"<[{token}]>"]
@@ -92,12 +100,12 @@ class ChatTemplate:
         return " ".join(part for part in (*parts, _quoted(text[start:])) if part)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens included, nothing cleaned up."""
+        """Return the text of ids, with special tokens, without clean-up."""
         if len(ids) != 1:
             return self._decode(ids)
-        text = self._texts.get(ids[0])
+        text = self._decoded.get(ids[0])
         if text is None:
-            text = self._texts[ids[0]] = self._decode(ids)
+            text = self._decoded[ids[0]] = self._decode(ids)
         return text
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -106,7 +114,7 @@ class ChatTemplate:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text of our own; added tokens in it are structure."""
+        """Return the ids of trusted text, in which added tokens are tokens."""
         try:
             with self._lock:
                 return self._tokenizer.encode(text, add_special_tokens=False)
@@ -115,61 +123,91 @@ class ChatTemplate:
             raise RequestError(complaint("messages", wanted, ascii(text[:40]))) from error
 
     def encode_data(self, text: str) -> list[int]:
-        """Ids of anybody's text; no id of an added token is among them."""
-        ids: list[int] = []
-        for piece in self._harmless(text):
-            ids += self._encode_piece(piece)
-        return ids
-
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[int]:
-        """Ids of a conversation that the assistant is to answer.
-
-        A last message of role "assistant" is a prefix that the answer continues. A template that
-        wants turns in alternation, or no system message, gets neighbours merged.
+        """Return the ids of user text, in which added tokens are plain characters.
 
         Raises:
-            NoChatTemplateError: the tokenizer has none.
+            RequestError: a single character of the text is an added token.
+        """
+        return [i for piece in self._cut_added_tokens(text) for i in self._encode_piece(piece)]
+
+    def _cut_added_tokens(self, text: str) -> Iterator[str]:
+        """Yield pieces of ``text``, cut in the middle of every added token that it spells."""
+        start = 0
+        while found := self._added_tokens.search(text, start):
+            # Search on from the cut: its right half may start another added token.
+            cut = found.start() + max(1, len(found.group()) // 2)
+            yield text[start:cut]
+            start = cut
+        if start < len(text):
+            yield text[start:]
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        """Encode a piece; halve it while the tokenizer still finds an added token in it.
+
+        It may: half of an added token can be another one, and a tokenizer's normalizer can make one
+        of other characters.
+        """
+        ids = self.encode(piece)
+        if self.added_ids.isdisjoint(ids):
+            return ids
+        if len(piece) == 1:
+            wanted = "text that the tokenizer can spell without added tokens"
+            raise RequestError(complaint("messages", wanted, piece, "leave it out"))
+        middle = len(piece) // 2
+        return [*self._encode_piece(piece[:middle]), *self._encode_piece(piece[middle:])]
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
+        """Return the ids of a conversation, up to where the assistant's answer begins.
+
+        If the last message has the role "assistant", the answer continues it. For templates that
+        refuse the order of roles, neighbouring messages are merged.
+
+        Args:
+            messages: dicts with ``role`` and ``content``.
+            tools: tools in OpenAI's format.
+
+        Raises:
+            NoChatTemplateError: the tokenizer has no chat template.
             RequestError: the template refuses the messages.
         """
         if not self.tool_format.native and (tools or any(map(_uses_tools, messages))):
-            messages, tools = adapt(messages, tools), ()
-        marks = _Marks(self._spelled)
-        safe = [marks.replace_in(message, keep=("role", "type")) for message in messages]
-        safe_tools = [marks.replace_in(tool, keep=("type",)) for tool in tools]
+            messages, tools = tools_as_text(messages, tools), ()
+        placeholders = _Placeholders(self._added_tokens)
+        safe = [placeholders.hide(message, keep=("role", "type")) for message in messages]
+        safe_tools = [placeholders.hide(tool, keep=("type",)) for tool in tools]
         ids: list[int] = []
-        for text, is_data in marks.split(self._render(safe, safe_tools)):
+        for text, is_data in placeholders.split(self._render_text(safe, safe_tools)):
             ids += self.encode_data(text) if is_data else self.encode(text)
         return ids
 
-    def _render(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
-        """The template's text; where it refuses the turns as they are, of turns merged."""
+    def _render_text(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
         try:
-            return self._template(messages, tools)
+            return self._apply_template(messages, tools)
         except RequestError:
-            for turns in stricter(messages):
+            for changed in alternating_roles(messages):
                 with suppress(RequestError):
-                    return self._template(turns, tools)
+                    return self._apply_template(changed, tools)
             raise
 
-    def closing(self, question: str) -> str:
-        """The text that closes an answer of the assistant, asks ``question`` as the user, and opens
+    def follow_up(self, question: str) -> str:
+        """Return the text that ends the assistant's turn, asks ``question`` as the user and begins
         the next answer.
         """
-        mark = secrets.token_hex(8)
-        turns = [
+        messages = [
             {"role": "user", "content": "."},
-            {"role": "assistant", "content": mark},
+            {"role": "assistant", "content": _NONCE},
             {"role": "user", "content": question},
         ]
-        return self._template(turns, ()).rpartition(mark)[2]
+        return self._text_after_nonce(messages)
 
-    def _template(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
+    def _text_after_nonce(self, messages: Sequence[Message]) -> str:
+        return self._apply_template(messages, ()).rpartition(_NONCE)[2]
+
+    def _apply_template(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
         if not self._tokenizer.chat_template:
             wanted = "a model whose tokenizer has a chat template"
-            todo = "use an instruct or chat model"
-            raise NoChatTemplateError(complaint("model", wanted, self._name, todo))
+            fix = "use an instruct or chat model"
+            raise NoChatTemplateError(complaint("model", wanted, self._name, fix))
         continues = messages[-1]["role"] == "assistant"
         try:
             return self._tokenizer.apply_chat_template(
@@ -184,31 +222,8 @@ class ChatTemplate:
             wanted = f"messages that the chat template of {self._name!r} takes"
             raise RequestError(complaint("messages", wanted, roles, str(error))) from error
 
-    def _harmless(self, text: str) -> list[str]:
-        """Cut ``text`` until no piece spells an added token."""
-        pieces: list[str] = []
-        start = 0
-        while found := self._spelled.search(text, start):
-            if found.end() - found.start() == 1:
-                wanted = "text that the tokenizer can spell without added tokens"
-                raise RequestError(complaint("messages", wanted, found.group(), "leave it out"))
-            middle = (found.start() + found.end()) // 2
-            pieces.append(text[start:middle])
-            start = middle
-        return [piece for piece in (*pieces, text[start:]) if piece]
 
-    def _encode_piece(self, piece: str) -> list[int]:
-        ids = self.encode(piece)
-        if self.structural.isdisjoint(ids):
-            return ids
-        if len(piece) == 1:
-            wanted = "text that the tokenizer can spell without added tokens"
-            raise RequestError(complaint("messages", wanted, piece, "leave it out"))
-        middle = len(piece) // 2
-        return [*self._encode_piece(piece[:middle]), *self._encode_piece(piece[middle:])]
-
-
-def _uses_tools(message: Mapping[str, Any]) -> bool:
+def _uses_tools(message: Message) -> bool:
     return message["role"] == "tool" or bool(message.get("tool_calls"))
 
 
@@ -216,35 +231,40 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-class _Marks:
-    """Random marks that stand for spellings of added tokens while a template is rendered."""
+class _Placeholders:
+    """Random words that stand for added tokens in content while a template is rendered.
 
-    def __init__(self, spelled: re.Pattern[str]) -> None:
-        self._spelled = spelled
-        self._nonce = "h" + secrets.token_hex(12)
+    Args:
+        added_tokens: matches the texts of added tokens.
+    """
+
+    def __init__(self, added_tokens: re.Pattern[str]) -> None:
+        self._added_tokens = added_tokens
+        self._nonce = "h" + secrets.token_hex(12)  # no user can guess it
         self._texts: list[str] = []
 
-    def replace_in(self, value: Any, keep: tuple[str, ...] = ()) -> Any:
+    def hide(self, value: Any, keep: tuple[str, ...] = ()) -> Any:
+        """Replace added tokens in all strings and keys of ``value``, except values of ``keep``."""
         if isinstance(value, str):
-            return self._spelled.sub(self._mark, value)
+            return self._added_tokens.sub(self._placeholder, value)
         if isinstance(value, Mapping):
             return {
-                self.replace_in(key): item if key in keep else self.replace_in(item)
+                self.hide(key): item if key in keep else self.hide(item)
                 for key, item in value.items()
             }
         if isinstance(value, (list, tuple)):
-            return [self.replace_in(item) for item in value]
+            return [self.hide(item) for item in value]
         return value
 
-    def _mark(self, found: re.Match[str]) -> str:
+    def _placeholder(self, found: re.Match[str]) -> str:
         self._texts.append(found.group())
         return f"{self._nonce}x{len(self._texts) - 1}x"
 
-    def split(self, text: str) -> list[tuple[str, bool]]:
-        """The rendered text in pieces: (text, whether it is data)."""
-        pieces = re.split(f"{self._nonce}x([0-9]+)x", text)
-        return [
-            (self._texts[int(piece)] if place % 2 else piece, bool(place % 2))
-            for place, piece in enumerate(pieces)
-            if piece
-        ]
+    def split(self, rendered: str) -> Iterator[tuple[str, bool]]:
+        """Yield the rendered text in pieces: the text, and whether it is data."""
+        # re.split returns text and placeholder numbers in turn.
+        for place, piece in enumerate(re.split(f"{self._nonce}x([0-9]+)x", rendered)):
+            if place % 2:
+                yield self._texts[int(piece)], True
+            elif piece:
+                yield piece, False

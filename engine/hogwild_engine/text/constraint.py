@@ -1,4 +1,4 @@
-"""Holds writers to grammars: one llguidance matcher a writer, masks for all rows of a pass at once.
+"""Constrained decoding: one llguidance matcher for each sequence, one token mask for each batch.
 
 llguidance is imported with the first grammar.
 """
@@ -14,21 +14,21 @@ import torch
 
 from hogwild_engine.api.errors import RequestError, complaint
 from hogwild_engine.api.grammar import Grammar
-from hogwild_engine.text.schema import bounded
+from hogwild_engine.text.schema import bound_schema
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-# As transformers' templates print JSON, so that forced text is what the model has seen.
+# As chat templates print JSON in transformers, so that forced text looks like the prompt.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Constraint:
-    """The state of one text under a grammar.
+    """The state of one sequence under a grammar.
 
     Args:
-        matcher: stands where the text ends.
-        compiler: knows the tokenizer, and fills masks.
+        matcher: accepted the sequence so far.
+        compiler: fills token masks for the tokenizer.
     """
 
     def __init__(self, matcher: LLMatcher, compiler: GrammarCompiler) -> None:
@@ -37,46 +37,49 @@ class Constraint:
 
     @property
     def finished(self) -> bool:
-        """Whether the text is complete and nothing may follow."""
+        """Whether the sequence is complete and no token may follow."""
         return self.matcher.is_stopped()
 
-    def take(self, token: int) -> None:
-        """Move on by a token.
+    def accept(self, token: int) -> None:
+        """Advance the matcher by a token.
 
         Raises:
-            RuntimeError: the grammar forbids it, or has become too complex.
+            RuntimeError: the grammar forbids the token, or exceeds llguidance's limits.
         """
         if not self.matcher.consume_token(token):
             raise RuntimeError(self.matcher.get_error().partition("\n")[0])
 
     def rollback(self, count: int) -> None:
-        """Forget the last ``count`` tokens."""
+        """Undo the last ``count`` accepted tokens."""
         self.matcher.rollback(count)
 
-    def forced(self) -> list[int]:
-        """Tokens that must come next, whatever the model says."""
+    def forced_tokens(self) -> list[int]:
+        """Return the tokens that the grammar leaves no choice about.
+
+        Example: after ``{`` of an object with the one key "age", the tokens of ``"age": ``.
+        """
         tokens = self.matcher.compute_ff_tokens()
-        # A vocabulary that lacks some bytes cannot spell all that is forced.
+        # Some vocabularies lack single bytes, so that not all forced text has tokens.
         return tokens[: self.matcher.validate_tokens(tokens)]
 
 
 class GrammarCompiler:
-    """Makes constraints for one tokenizer.
+    """Compiles grammars for one tokenizer.
 
     Args:
         tokenizer: a fast transformers tokenizer.
-        ends: ids that end a turn, allowed where the text is complete.
+        eos_ids: ids of end-of-turn tokens, allowed once a sequence is complete.
     """
 
-    def __init__(self, tokenizer: Any, ends: Iterable[int]) -> None:
+    def __init__(self, tokenizer: Any, eos_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
-        self._ends = sorted(ends)
+        self._eos_ids = sorted(eos_ids)
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
         from llguidance.hf import from_tokenizer
 
-        return from_tokenizer(self._tokenizer, eos_token=self._ends or None)
+        return from_tokenizer(self._tokenizer, eos_token=self._eos_ids or None)
 
     @cached_property
     def _executor(self) -> LLExecutor:
@@ -85,18 +88,18 @@ class GrammarCompiler:
         return LLExecutor(num_threads=1)
 
     def is_special(self, token: int) -> bool:
-        """Whether grammars name this token by its id, never by its text."""
+        """Return whether grammars must name this token by its id instead of its text."""
         return self._vocabulary.is_special_token(token)
 
     def compile(self, grammar: Grammar, budget: int) -> Constraint:
-        """The constraint of a text that begins.
+        """Return the constraint of an empty sequence.
 
         Args:
-            grammar: the language.
-            budget: tokens that the text may take.
+            grammar: the grammar.
+            budget: tokens that the sequence may take; bounds the lengths in JSON schemas.
 
         Raises:
-            RequestError: the grammar is not understood.
+            RequestError: llguidance refuses the grammar.
         """
         from llguidance import LLMatcher
 
@@ -110,8 +113,8 @@ class GrammarCompiler:
             raise RequestError(complaint("grammar", wanted, text, reason))
         return Constraint(matcher, self)
 
-    def allowed(self, constraints: Sequence[Constraint], vocabulary: int) -> torch.Tensor:
-        """Which tokens may come next, a row a constraint. Boolean ``[R, V]``."""
+    def token_mask(self, constraints: Sequence[Constraint], vocab_size: int) -> torch.Tensor:
+        """Return which tokens may come next, one row for each constraint. Boolean ``[R, V]``."""
         from llguidance.numpy import fill_next_token_bitmask_par
 
         known = self._vocabulary.vocab_size
@@ -119,10 +122,10 @@ class GrammarCompiler:
         matchers = [(constraint.matcher, row) for row, constraint in enumerate(constraints)]
         fill_next_token_bitmask_par(self._executor, matchers, words.numpy())
         bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
-        # Models round the size of their vocabulary up.
-        allowed = torch.zeros(len(constraints), vocabulary, dtype=torch.bool)
-        allowed[:, :known] = bits.flatten(1)[:, : min(known, vocabulary)].bool()
-        return allowed
+        # A model's vocabulary may be padded beyond the tokenizer's; padding is never allowed.
+        mask = torch.zeros(len(constraints), vocab_size, dtype=torch.bool)
+        mask[:, :known] = bits.flatten(1)[:, : min(known, vocab_size)].bool()
+        return mask
 
 
 def _source(grammar: Grammar, budget: int) -> str:
@@ -136,14 +139,14 @@ def _source(grammar: Grammar, budget: int) -> str:
 
 
 def json_source(schema: dict[str, Any], budget: int) -> str:
-    """A schema as llguidance reads it, closed and bounded."""
-    return json.dumps({**bounded(schema, budget), "x-guidance": JSON_STYLE})
+    """Return the bounded schema as text for llguidance."""
+    return json.dumps({**bound_schema(schema, budget), "x-guidance": JSON_STYLE})
 
 
-def forbid(logits: torch.Tensor, constraints: Sequence[Constraint | None]) -> None:
-    """Put -inf, in place, wherever a row's constraint forbids a token. ``[R, V]``."""
-    bound = [(row, held) for row, held in enumerate(constraints) if held is not None]
-    if bound:
-        rows, held = [row for row, _ in bound], [constraint for _, constraint in bound]
-        allowed = held[0].compiler.allowed(held, logits.shape[1]).to(logits.device)
-        logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
+def apply_token_mask(logits: torch.Tensor, constraints: Sequence[Constraint | None]) -> None:
+    """Set the logits of forbidden tokens to -inf, in place. ``[R, V]``, one constraint a row."""
+    rows = [row for row, constraint in enumerate(constraints) if constraint is not None]
+    given = [constraint for constraint in constraints if constraint is not None]
+    if given:
+        mask = given[0].compiler.token_mask(given, logits.shape[1]).to(logits.device)
+        logits[rows] = logits[rows].masked_fill(~mask, -torch.inf)

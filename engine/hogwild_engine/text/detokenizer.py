@@ -1,4 +1,4 @@
-"""Token ids to text, as they come: no half characters, no control tokens."""
+"""Incremental detokenizer: token ids to text, as they are sampled."""
 
 from __future__ import annotations
 
@@ -8,42 +8,39 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Detokenizer:
-    """Text of one growing token sequence.
+    """Decodes one growing sequence of tokens.
 
-    A token's text is given out once it can no longer change: a character of several tokens waits
-    for its last one.
+    Text is returned once later tokens cannot change it. Example: if 🦜 takes three tokens, `add`
+    returns "" for the first two and "🦜" for the third.
 
     Args:
-        decode: token ids to text, special tokens included, without clean-up.
-        hidden: ids that never show.
-        context: ids that stand before the sequence; they shape its first piece but are not given
-            out.
+        decode: token ids to text, with special tokens, without clean-up.
+        hidden: ids that have no text.
     """
 
-    def __init__(
-        self, decode: Decode, hidden: Collection[int] = (), context: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, decode: Decode, hidden: Collection[int] = ()) -> None:
         self._decode = decode
         self._hidden = hidden
-        self._ids = list(context[-4:])
-        self._start = 0  # ids from here on are decoded together
-        self._given = len(self._ids)  # ids before this one are given out
+        self._ids: list[int] = []
+        # As in vLLM: ids from the prefix offset on are decoded together, because the text of a
+        # token depends on the token before it; ids before the read offset were returned.
+        self._prefix_offset = self._read_offset = 0
 
     def add(self, token: int) -> str:
-        """The text that ``token`` completes; empty where it waits or is hidden."""
+        """Return the text that ``token`` completes; empty if it is hidden or half a character."""
         if token in self._hidden:
             return ""
         self._ids.append(token)
-        return self._advance(final=False)
+        return self._read(final=False)
 
     def flush(self) -> str:
-        """What still waits, with a replacement character for bytes that make no character."""
-        return self._advance(final=True)
+        """Return the rest, with a replacement character for bytes that are no character."""
+        return self._read(final=True)
 
-    def _advance(self, *, final: bool) -> str:
-        before = self._decode(self._ids[self._start : self._given])
-        text = self._decode(self._ids[self._start :])
+    def _read(self, *, final: bool) -> str:
+        before = self._decode(self._ids[self._prefix_offset : self._read_offset])
+        text = self._decode(self._ids[self._prefix_offset :])
         if len(text) <= len(before) or (text.endswith("\ufffd") and not final):
             return ""
-        self._start, self._given = self._given, len(self._ids)
+        self._prefix_offset, self._read_offset = self._read_offset, len(self._ids)
         return text[len(before) :]

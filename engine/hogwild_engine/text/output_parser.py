@@ -1,4 +1,4 @@
-"""An answer's text as it grows, told apart: thoughts, text, tool calls."""
+"""Output parser: splits an answer, as its text grows, into thoughts, text and tool calls."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hogwild_engine.api.events import ToolCall
-from hogwild_engine.text import paragraphs
-from hogwild_engine.text.call_grammar import LooseForm, tag_of
+from hogwild_engine.text.call_grammar import UntaggedCalls
 from hogwild_engine.text.chat_template import THINK_CLOSE, THINK_OPEN
+from hogwild_engine.text.stop_strings import held_back_len
 from hogwild_engine.text.tool_format import ToolFormat
 
-_SPACES = 90
-"""White space and punctuation that may stand in a loose call before its arguments."""
+_MAX_PUNCTUATION = 90
+"""Characters, except those of its name, that an untagged call may have before its arguments."""
 
 
-class Piece(NamedTuple):
-    """What an answer grew by.
+class OutputPiece(NamedTuple):
+    """New output.
 
     Args:
         kind: "thought", "text", or "call": the arguments of the last call in `OutputParser.calls`.
-        text: never empty but at the start of a call.
-        begins: the first piece of a call.
+        text: the new text; empty only if a call begins.
+        begins: whether it is the first piece of a call.
     """
 
     kind: str
@@ -33,27 +33,24 @@ class Piece(NamedTuple):
 
 
 @dataclass
-class _OpenCall:
+class _Call:
+    """A call whose arguments are being read: a scanner for the end of a JSON object."""
+
     name: str
     arguments: str = ""
     depth: int = 0
-    quoted: bool = False
+    in_string: bool = False
     escaped: bool = False
     complete: bool = False
-    shown: bool = False
 
-    @property
-    def says(self) -> tuple[str, str]:
-        return self.name, self.arguments
-
-    def end_within(self, text: str) -> int | None:
-        """Take in ``text`` up to the end of the JSON object; returns where it ends."""
+    def scan(self, text: str) -> int | None:
+        """Scan ``text``; return the length up to the end of the JSON object, if it is in there."""
         for place, char in enumerate(text):
-            if self.quoted:
-                self.quoted = char != '"' or self.escaped
+            if self.in_string:
+                self.in_string = char != '"' or self.escaped
                 self.escaped = char == "\\" and not self.escaped
             elif char == '"':
-                self.quoted = True
+                self.in_string = True
             elif char in "{[":
                 self.depth += 1
             elif char in "}]":
@@ -64,18 +61,26 @@ class _OpenCall:
 
 
 class OutputParser:
-    """Reads one answer.
+    """Parses one answer.
+
+    The states are methods: each takes text from the buffer and returns the new pieces, or ``None``
+    to wait for more text::
+
+        begin → read thought → after thought → begin text → read text → read name ⇄ read arguments
+
+    Without a thinking section, the answer starts at "begin text"; an answer that starts with a call
+    skips "read text".
 
     Args:
-        form: how calls are written; ``None`` where no tool may be called.
-        names: of tools whose calls may lack the form's tags.
-        thinks: the answer may begin with thoughts.
-        is_open: its thoughts are open from the start.
+        form: the format of calls; ``None`` if no tool may be called.
+        names: tools whose calls may lack the format's tags.
+        thinks: the answer may start with a thinking section.
+        is_open: the prompt has opened the thinking section.
 
     Attributes:
         thought: all thoughts so far.
         text: all text so far.
-        repeats: the answer has repeated a call, which was dropped.
+        repeated_call: the answer has repeated a call; the repetition was dropped.
     """
 
     def __init__(
@@ -87,148 +92,148 @@ class OutputParser:
         is_open: bool = False,
     ) -> None:
         self.thought = self.text = ""
-        self.repeats = False
-        self._calls: list[_OpenCall] = []
+        self.repeated_call = False
+        self._calls: list[_Call] = []
         self._form = form
+        self._untagged = UntaggedCalls.of(form, names) if form and names else None
+        self._max_untagged_start = _MAX_PUNCTUATION + max(map(len, names), default=0)
         self._buffer = ""
         self._final = self._cut = False
-        self._state: Callable[[], list[Piece] | None] = self._begin_text
+        self._state: Callable[[], list[OutputPiece] | None] = self._begin_text
         if thinks:
-            self._state = self._think if is_open else self._begin
-        self._tag = tag_of(form) if form else ""
-        self._mark = form.opening[max(0, form.opening.rfind("{")) :] if form else ""
-        self._names = [json.dumps(name)[1:-1] for name in names]
-        self._loose = LooseForm.of(form, self._names) if form and names else None
-        self._patience = _SPACES + max(map(len, names), default=0)
+            self._state = self._read_thought if is_open else self._begin
 
     @property
     def thinking(self) -> bool:
-        """Whether thoughts are open."""
-        return self._state == self._think
+        """Whether the thinking section is open."""
+        return self._state == self._read_thought
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """All calls so far; the last one may be cut."""
+        """All calls so far; the last one may be incomplete."""
         return tuple(ToolCall(c.name, c.arguments, c.complete) for c in self._calls)
 
-    def feed(self, text: str, *, final: bool = False, cut: bool = False) -> list[Piece]:
-        """Take in more of the answer; what may turn out to be structure is held back.
+    def feed(self, text: str, *, final: bool = False, cut: bool = False) -> list[OutputPiece]:
+        """Parse more of the answer. Text that may become a tag is held back.
 
         Args:
             text: the new text.
-            final: no more comes.
-            cut: … because a budget is spent.
+            final: no more text follows.
+            cut: a maximum length ended the answer.
         """
         self._buffer += text
         self._final = final
         self._cut = cut
-        told: list[Piece] = []
-        while (pieces := self._state()) is not None:
-            told += pieces
-        return told
+        pieces: list[OutputPiece] = []
+        while (more := self._state()) is not None:
+            pieces += more
+        return pieces
 
-    # States: each takes from the buffer, or returns ``None`` to wait for more.
+    # Thoughts
 
-    def _begin(self) -> list[Piece] | None:
-        opening = self._buffer.lstrip()
-        if opening.startswith(THINK_OPEN):
-            self._buffer = opening.removeprefix(THINK_OPEN)
-            self._state = self._think
-        elif self._final or not THINK_OPEN.startswith(opening):
+    def _begin(self) -> list[OutputPiece] | None:
+        start = self._buffer.lstrip()
+        if start.startswith(THINK_OPEN):
+            self._buffer = start.removeprefix(THINK_OPEN)
+            self._state = self._read_thought
+        elif self._final or not THINK_OPEN.startswith(start):
             self._state = self._begin_text
         else:
             return None
         return []
 
-    def _think(self) -> list[Piece] | None:
+    def _read_thought(self) -> list[OutputPiece] | None:
         thought, closed, rest = self._buffer.partition(THINK_CLOSE)
         if closed:
             self._buffer = rest
             self._state = self._after_thought
-            return self._grow_thought(thought.rstrip())
-        kept = len(thought) if self._final else len(thought) - self._held(THINK_CLOSE)
-        shown = thought[:kept].rstrip()
+            return self._add_thought(thought.rstrip())
+        shown = self._without_start_of(THINK_CLOSE).rstrip()
         self._buffer = self._buffer[len(shown) :]
-        return self._grow_thought(shown) or None
+        return self._add_thought(shown) or None
 
-    def _after_thought(self) -> list[Piece] | None:
+    def _after_thought(self) -> list[OutputPiece] | None:
         self._buffer = self._buffer.lstrip()
         if not self._buffer:
             return None
         self._state = self._begin_text
         return []
 
-    def _begin_text(self) -> list[Piece] | None:
+    # Text
+
+    def _begin_text(self) -> list[OutputPiece] | None:
+        """Decide whether the answer starts with a call or with text."""
         if not self._buffer:
             return None
+        for name, start in self._untagged.starts.items() if self._untagged else ():
+            if found := re.match(start, self._buffer):
+                return self._begin_call(name, self._buffer[found.end() :])
         opening = self._form.opening if self._form else ""
-        for name, start in zip(
-            self._names, self._loose.starts if self._loose else (), strict=False
-        ):
-            if loose := re.match(start, self._buffer):
-                return self._begin_call(name, self._buffer[loose.end() :])
         if opening and not self._final and self._may_be_call(opening):
             return None
-        tagged = opening and self._buffer.startswith(opening)
-        begins = self._cut and opening.startswith(self._buffer)
-        self._state = self._read_name if tagged or begins else self._read_text
+        is_tagged = opening and self._buffer.startswith(opening)
+        was_cut = self._cut and opening.startswith(self._buffer)
+        self._state = self._read_name if is_tagged or was_cut else self._read_text
         return []
 
     def _may_be_call(self, opening: str) -> bool:
-        """Whether what came so far may grow into a call."""
+        """Return whether more text may make a call of the buffer."""
         if len(self._buffer) < len(opening) and opening.startswith(self._buffer):
             return True
-        starts = (("{", 1), ("```", 3), ("**", 2))
-        starts_loose = any(mark.startswith(self._buffer[:length]) for mark, length in starts)
-        return bool(self._loose) and starts_loose and len(self._buffer) < self._patience
+        starts = any(mark.startswith(self._buffer[: len(mark)]) for mark in ("{", "```", "**"))
+        return bool(self._untagged) and starts and len(self._buffer) < self._max_untagged_start
 
-    def _begin_call(self, name: str, rest: str) -> list[Piece]:
-        self._buffer = rest
-        self._calls.append(_OpenCall(_unescaped(name)))
-        self._state = self._read_arguments
-        return [Piece("call", "", begins=True)] if len(self._calls) == 1 else []
-
-    def _read_text(self) -> list[Piece] | None:
-        text, tagged, rest = self._buffer, "", ""
-        if self._tag:
-            text, tagged, rest = self._buffer.partition(self._tag)
-        if tagged:
-            self._buffer = rest
+    def _read_text(self) -> list[OutputPiece] | None:
+        tag = self._form.tag if self._form else ""
+        if tag and tag in self._buffer:
+            text, _, self._buffer = self._buffer.partition(tag)
             self._state = self._read_name
-            return self._grow_text(text.rstrip())
-        if self._tag and not self._final:
-            text = text[: len(text) - self._held(self._tag)].rstrip()
+            return self._add_text(text.rstrip())
+        text = self._buffer
+        if tag and not self._final:
+            text = self._without_start_of(tag).rstrip()
         self._buffer = self._buffer[len(text) :]
-        return self._grow_text(text) or None
+        return self._add_text(text) or None
 
-    def _read_name(self) -> list[Piece] | None:
+    # Calls
+
+    def _begin_call(self, name: str, rest: str) -> list[OutputPiece]:
+        self._buffer = rest
+        self._calls.append(_Call(name))
+        self._state = self._read_arguments
+        return [OutputPiece("call", "", begins=True)] if len(self._calls) == 1 else []
+
+    def _read_name(self) -> list[OutputPiece] | None:
         assert self._form is not None
-        _, begun, rest = self._buffer.partition(self._mark)
-        name, ended, rest = rest.partition(self._form.between)
-        if begun and ended:
-            return self._begin_call(name, rest)
-        if not self._cut or not self._buffer or (self._calls and not begun):
+        # The tag may be read already: what is left of the opening is its end, such as {"name": ".
+        opening, between = self._form.opening, self._form.between
+        _, has_opening, rest = self._buffer.partition(opening[max(0, opening.rfind("{")) :])
+        name, is_whole, rest = rest.partition(between)
+        if has_opening and is_whole:
+            return self._begin_call(_unescaped(name), rest)
+        if not self._cut or not self._buffer or (self._calls and not has_opening):
             return None
-        return self._begin_call(name.partition(self._form.between[:1])[0], "")
+        return self._begin_call(_unescaped(name.partition(between[:1])[0]), "")
 
-    def _read_arguments(self) -> list[Piece] | None:
+    def _read_arguments(self) -> list[OutputPiece] | None:
         call = self._calls[-1]
         text = self._take_arguments(call)
         if len(self._calls) == 1:
-            return [Piece("call", text)] if text else None
-        # Later calls show when they are whole: models repeat calls, and a repeat is dropped.
-        if call.complete and call.says in [other.says for other in self._calls[:-1]]:
+            return [OutputPiece("call", text)] if text else None
+        # A later call is shown once it is whole: models repeat calls, and a repetition is dropped.
+        if call.complete and self.calls[-1] in self.calls[:-1]:
             self._calls.pop()
-            self.repeats = True
-            self._state = self._skip
+            self.repeated_call = True
+            self._state = self._ignore
             return []
-        if call.shown or not (call.complete or self._final):
+        if not (call.complete or self._final):
             return None
-        call.shown = True
-        return [Piece("call", call.arguments, begins=True)]
+        if not call.complete:
+            self._state = self._ignore
+        return [OutputPiece("call", call.arguments, begins=True)]
 
-    def _take_arguments(self, call: _OpenCall) -> str:
-        end = call.end_within(self._buffer)
+    def _take_arguments(self, call: _Call) -> str:
+        end = call.scan(self._buffer)
         text, self._buffer = self._buffer[:end], "" if end is None else self._buffer[end:]
         text = text if call.arguments else text.lstrip()
         call.arguments += text
@@ -237,20 +242,24 @@ class OutputParser:
             self._state = self._read_name
         return text
 
-    def _skip(self) -> None:
+    def _ignore(self) -> None:
         return None
 
-    def _grow_thought(self, text: str) -> list[Piece]:
+    # Output
+
+    def _add_thought(self, text: str) -> list[OutputPiece]:
         text = text if self.thought else text.lstrip()
         self.thought += text
-        return [Piece("thought", text)] if text else []
+        return [OutputPiece("thought", text)] if text else []
 
-    def _grow_text(self, text: str) -> list[Piece]:
+    def _add_text(self, text: str) -> list[OutputPiece]:
         self.text += text
-        return [Piece("text", text)] if text else []
+        return [OutputPiece("text", text)] if text else []
 
-    def _held(self, tag: str) -> int:
-        return paragraphs.held_back(self._buffer, [tag])
+    def _without_start_of(self, tag: str) -> str:
+        """Return the buffer without an end that may become ``tag``; all of it if it is final."""
+        held = 0 if self._final else held_back_len(self._buffer, [tag])
+        return self._buffer[: len(self._buffer) - held]
 
 
 def _unescaped(name: str) -> str:

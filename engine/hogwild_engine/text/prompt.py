@@ -1,22 +1,22 @@
-"""From a request to the tokens that stand before anything is decoded."""
+"""Prompt of a session: the tokens that stand before anything is sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hogwild_engine.api.errors import RequestError
 from hogwild_engine.api.protocol import Protocol, resolve
 from hogwild_engine.api.request import Request
 from hogwild_engine.text.chat_template import THINK_OPEN, ChatTemplate
+from hogwild_engine.text.messages import add_to_system, add_to_user
 
 
 class Prompt(NamedTuple):
-    """What a session starts from.
+    """The prompt of a session.
 
     Args:
-        tokens: the rendered conversation, the history header and the request's own history.
-        protocol: ``None`` for a single worker.
+        tokens: the rendered messages, the history header and the request's history.
+        protocol: the team's protocol; ``None`` for a single worker.
     """
 
     tokens: list[int]
@@ -24,23 +24,28 @@ class Prompt(NamedTuple):
 
 
 def make_prompt(request: Request, chat: ChatTemplate) -> Prompt:
-    """Render a request.
+    """Render the prompt of a request.
 
     Raises:
         NoChatTemplateError: the model has no chat template.
         RequestError: the template refuses the messages.
     """
     if len(request.workers) == 1:
-        tokens = chat.render(request.messages, request.tools)
-        for paragraph in request.history:
-            tokens += chat.encode_data(paragraph.text.strip()) + chat.encode("\n\n")
-        if request.constrains_answer and chat.thinking and not chat.opens_thinking:
-            tokens += chat.encode(THINK_OPEN + "\n")
-        return Prompt(tokens, None)
+        return Prompt(_single_prompt(request, chat), None)
     protocol = resolve(request.protocol, thinking=chat.thinking)
-    tokens = _render_with_rules(request, protocol, chat)
-    if chat.thinking and not chat.opens_thinking:
-        tokens += chat.encode(THINK_OPEN + "\n")
+    return Prompt(_team_prompt(request, protocol, chat), protocol)
+
+
+def _single_prompt(request: Request, chat: ChatTemplate) -> list[int]:
+    tokens = chat.render(request.messages, request.tools)
+    for paragraph in request.history:
+        tokens += chat.encode_data(paragraph.text.strip()) + chat.encode("\n\n")
+    # A grammar constrains all text after the thinking section, so that must begin here or never.
+    return tokens + (_think_open(chat) if request.constrains_answer else [])
+
+
+def _team_prompt(request: Request, protocol: Protocol, chat: ChatTemplate) -> list[int]:
+    tokens = _render_with_rules(request, protocol, chat) + _think_open(chat)
     tokens += chat.encode(protocol.history_header)
     tokens += chat.encode(missing_newlines(chat.decode(tokens[-8:])))
     for paragraph in request.history:
@@ -49,11 +54,16 @@ def make_prompt(request: Request, chat: ChatTemplate) -> Prompt:
         tokens += chat.encode(header)
         tokens += chat.encode_data(between + paragraph.text.strip())
         tokens += chat.encode("\n\n")
-    return Prompt(tokens, protocol)
+    return tokens
+
+
+def _think_open(chat: ChatTemplate) -> list[int]:
+    """Return the tokens that open the thinking section, unless the template opens it itself."""
+    return chat.encode(THINK_OPEN + "\n") if chat.thinking and not chat.opens_thinking else []
 
 
 def missing_newlines(text: str) -> str:
-    """What makes ``text`` end in a blank line, as every paragraph starts after one."""
+    """Return the newlines after which ``text`` ends in a blank line, as before each paragraph."""
     trailing = len(text) - len(text.rstrip("\n"))
     return "\n" * max(0, 2 - trailing)
 
@@ -64,41 +74,11 @@ def _render_with_rules(request: Request, protocol: Protocol, chat: ChatTemplate)
         tuple(worker.role for worker in request.workers),
         has_tools=request.may_call,
     )
-    if protocol.rules_position == "system":
+    position = protocol.rules_position
+    if position == "system":
         try:
-            return chat.render(_in_system(request.messages, rules), request.tools)
-        except RequestError:  # the template knows no system role
-            return chat.render(_in_turn(request.messages, rules, first=True), request.tools)
-    first = protocol.rules_position == "before_task"
-    return chat.render(_in_turn(request.messages, rules, first=first), request.tools)
-
-
-def _in_system(messages: Sequence[dict[str, Any]], rules: str) -> list[dict[str, Any]]:
-    if messages[0]["role"] != "system":
-        return [{"role": "system", "content": rules}, *messages]
-    head = {**messages[0], "content": _joined(messages[0]["content"], rules)}
-    return [head, *messages[1:]]
-
-
-def _in_turn(
-    messages: Sequence[dict[str, Any]], rules: str, *, first: bool
-) -> list[dict[str, Any]]:
-    """Rules in front of the first human message, or behind the last one."""
-    places = [place for place, message in enumerate(messages) if message["role"] == "user"]
-    if not places:
-        return [*messages, {"role": "user", "content": rules}]
-    place = places[0] if first else places[-1]
-    content = messages[place]["content"]
-    told = _joined(rules, content) if first else _joined(content, rules)
-    return [*messages[:place], {**messages[place], "content": told}, *messages[place + 1 :]]
-
-
-def _joined(before: Any, after: Any) -> Any:
-    """Two contents, a blank line between them; each is a text or a list of parts."""
-    if isinstance(before, str) and isinstance(after, str):
-        return f"{before}\n\n{after}"
-    parts = [
-        [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-        for content in (before, after)
-    ]
-    return [*parts[0], {"type": "text", "text": "\n\n"}, *parts[1]]
+            return chat.render(add_to_system(request.messages, rules), request.tools)
+        except RequestError:  # the template refuses system messages
+            position = "before_task"
+    messages = add_to_user(request.messages, rules, first=position == "before_task")
+    return chat.render(messages, request.tools)

@@ -1,17 +1,19 @@
-"""How a model is told of tools and how it writes calls: read from its chat template, or our own
-form where the template knows none. Knows text, no tokens.
+"""Format of tool calls: that of the model's chat template, or our own if it has none. Knows no
+tokens.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 from typing import Any, Protocol
 
 from hogwild_engine.api.errors import HogwildError
+from hogwild_engine.text.messages import Message, add_to_system
 
+# Placeholders: their places in a rendered conversation show the template's format.
 _NAMES = ("toolnameone", "toolnametwo")
 _ARGUMENTS = {"argumentname": "argumentvalue"}
 _CALL_ID = "callidone"
@@ -20,29 +22,45 @@ _QUESTION, _RESULT = "questiontext", "resulttext"
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """The text of calls in an answer: ``opening`` name ``between`` arguments ``closing``.
+    """The text of a call: ``opening``, tool name, ``between``, arguments, ``closing``.
+
+    Example, Qwen's format::
+
+        <tool_call>\\n{"name": "  add  ", "arguments":   {"a": 1}  }\\n</tool_call>
+        opening                   name   between         arguments  closing
 
     Args:
-        opening: from the start of the answer to the tool's name.
-        between: from the name to the arguments, a JSON object.
-        closing: what stands behind the arguments.
-        joint: between two calls; ``None`` where an answer holds but one.
-        native: whether the template itself renders tools, calls and results.
+        opening: text before the tool's name.
+        between: text between the name and the arguments, a JSON object.
+        closing: text after the arguments.
+        separator: text between two calls; ``None`` if an answer can hold only one.
+        native: the chat template itself renders tools, calls and results.
     """
 
     opening: str
     between: str
     closing: str
-    joint: str | None
+    separator: str | None
     native: bool
 
+    @property
+    def tag(self) -> str:
+        """The start of a call that never stands in text, such as ``<tool_call>``; may be empty."""
+        return self.opening.partition("{")[0].strip()
+
     def write(self, name: str, arguments: Any) -> str:
-        """The text of one call."""
-        return self.opening + name + self.between + json.dumps(arguments) + self.closing
+        """Return the text of one call."""
+        return (
+            self.opening + json_escaped(name) + self.between + json.dumps(arguments) + self.closing
+        )
 
 
 OURS = ToolFormat(
-    '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", joint="\n", native=False
+    '<tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</tool_call>",
+    separator="\n",
+    native=False,
 )
 
 _INTRODUCTION = """\
@@ -56,40 +74,49 @@ To call one, answer with nothing but its name and arguments, in this form:
 </tool_call>"""
 
 
+def json_escaped(name: str) -> str:
+    """Return a name as it stands between the quotes of a JSON string."""
+    return json.dumps(name)[1:-1]
+
+
 class Render(Protocol):
-    """A chat template: messages and tools to text, the opening of an answer included."""
+    """A chat template: messages and tools to text, up to where the answer begins."""
 
     def __call__(self, messages: Sequence[Any], tools: Sequence[Any]) -> str: ...
 
 
 def read_format(render: Render) -> ToolFormat:
-    """The form of calls that a chat template uses, ours where that cannot be told."""
+    """Return the format of a chat template; ours if the template renders no tools.
+
+    Renders conversations with one call and with two, whose names and arguments are placeholders.
+    """
     schema = {"type": "object", "properties": {}}
     function = {"name": _NAMES[0], "description": "d", "parameters": schema}
     question = {"role": "user", "content": _QUESTION}
     tools = [{"type": "function", "function": function}]
     try:
         start = render([question], tools)
-        once = render([question, *_exchange(_NAMES[:1])], tools)
+        one_call = render([question, *_exchange(_NAMES[:1])], tools)
     except HogwildError:
         return OURS
     arguments = json.dumps(_ARGUMENTS)
-    if _NAMES[0] not in start or arguments not in once or _RESULT not in once:
+    if _NAMES[0] not in start or arguments not in one_call or _RESULT not in one_call:
         return OURS
     try:
-        twice = render([question, *_exchange(_NAMES)], tools)
-    except HogwildError:  # it renders one call at most
-        twice = ""
-    return _read(start, once, twice) or replace(OURS, native=True)
+        two_calls = render([question, *_exchange(_NAMES)], tools)
+    except HogwildError:  # the template renders one call at most
+        two_calls = ""
+    return _read(start, one_call, two_calls) or replace(OURS, native=True)
 
 
-def _read(start: str, once: str, twice: str) -> ToolFormat | None:
-    """The form that shows in a question with a call and its result, and in one with two calls."""
-    first, both = _cut(once, start), _cut(twice, start)
-    if first is None or _CALL_ID in first[2].partition(_RESULT)[0]:
+def _read(start: str, one_call: str, two_calls: str) -> ToolFormat | None:
+    """Return the format of rendered conversations: the question, with a call, with two calls."""
+    one, two = _split(one_call, start), _split(two_calls, start)
+    if one is None or _CALL_ID in one[2].partition(_RESULT)[0]:
         return None
-    opening, between, tail = first
-    middle = both[2].partition(_NAMES[1])[0] if both and _NAMES[1] in both[2] else ""
+    opening, between, tail = one
+    # What stands between two calls is the closing of the first, a separator, and an opening.
+    middle = two[2].partition(_NAMES[1])[0] if two and _NAMES[1] in two[2] else ""
     if middle.endswith(opening):
         middle = middle.removesuffix(opening)
         pairs = zip(middle, tail, strict=False)
@@ -100,57 +127,43 @@ def _read(start: str, once: str, twice: str) -> ToolFormat | None:
 
 
 def _exchange(names: Sequence[str]) -> list[dict[str, Any]]:
-    """An answer with calls, and the result of the first."""
+    """Return an answer that calls these tools, and the result of the first call."""
     calls = [
-        {
-            "type": "function",
-            "id": _CALL_ID,
-            "function": {"name": name, "arguments": _ARGUMENTS},
-        }
+        {"type": "function", "id": _CALL_ID, "function": {"name": name, "arguments": _ARGUMENTS}}
         for name in names
     ]
     result = {"role": "tool", "content": _RESULT, "name": names[0], "tool_call_id": _CALL_ID}
     return [{"role": "assistant", "content": "", "tool_calls": calls}, result]
 
 
-def _cut(rendered: str, start: str) -> tuple[str, str, str] | None:
-    """What stands before the first name, before its arguments and behind them."""
-    opening, found, rest = rendered.removeprefix(start).partition(_NAMES[0])
-    between, told, tail = rest.partition(json.dumps(_ARGUMENTS))
-    if not (rendered.startswith(start) and found and told and opening.strip()):
+def _split(rendered: str, start: str) -> tuple[str, str, str] | None:
+    """Return the text before the first call's name, between name and arguments, and the rest."""
+    opening, has_name, rest = rendered.removeprefix(start).partition(_NAMES[0])
+    between, has_arguments, tail = rest.partition(json.dumps(_ARGUMENTS))
+    if not (rendered.startswith(start) and has_name and has_arguments and opening.strip()):
         return None
     return opening, between, tail
 
 
-def adapt(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
-    """Messages with tools, calls and results in our own form, for templates that know none."""
-    told: list[Mapping[str, Any]] = []
+def tools_as_text(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
+    """Write tools, calls and results into the messages' text, in our own format."""
+    plain: list[Message] = []
     for is_result, run in groupby(messages, lambda message: message["role"] == "tool"):
         if is_result:
-            told.append({"role": "user", "content": "\n".join(map(_result, run))})
+            plain.append({"role": "user", "content": "\n".join(map(_result_text, run))})
         else:
-            told += [_with_calls(m) if m.get("tool_calls") else m for m in run]
+            plain += [_with_calls_as_text(m) if m.get("tool_calls") else m for m in run]
     if tools:
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        return introduce(told, _INTRODUCTION.format(tools=listed))
-    return told
+        return add_to_system(plain, _INTRODUCTION.format(tools=listed))
+    return plain
 
 
-def introduce(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapping[str, Any]]:
-    """Put ``text`` into the system message."""
-    if messages and messages[0]["role"] == "system":
-        head, *rest = messages
-        return [{**head, "content": f"{head['content']}\n\n{text}"}, *rest]
-    return [{"role": "system", "content": text}, *messages]
-
-
-def _result(message: Mapping[str, Any]) -> str:
+def _result_text(message: Message) -> str:
     return f"<tool_response>\n{message['content']}\n</tool_response>"
 
 
-def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+def _with_calls_as_text(message: Message) -> Message:
     functions = [call["function"] for call in message["tool_calls"]]
     calls = [OURS.write(function["name"], function["arguments"]) for function in functions]
     text = "\n".join([message["content"], *calls]).lstrip("\n")
