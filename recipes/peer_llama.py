@@ -84,13 +84,13 @@ class LlamaSystem:
         samplers = [self._sampler(seed + place) for place in range(self._sequences)]
         started = time.perf_counter()
         last = self._prefill(ids)
-        drawn = [self._cpp.llama_sampler_sample(s, self._context, last) for s in samplers]
+        sampled = [self._cpp.llama_sampler_sample(s, self._context, last) for s in samplers]
         prefill_s = time.perf_counter() - started
         # The first step copies the prompt's cache to all sequences: it does not count.
-        drawn = self._step(drawn, len(ids), samplers)
+        sampled = self._step(sampled, len(ids), samplers)
         started = time.perf_counter()
         for position in range(len(ids) + 1, len(ids) + 1 + steps):
-            drawn = self._step(drawn, position, samplers)
+            sampled = self._step(sampled, position, samplers)
         decode_s = time.perf_counter() - started
         for sampler in samplers:
             self._cpp.llama_sampler_free(sampler)

@@ -47,7 +47,7 @@ from recipes.transcript import Record, extract_functions, transcript_at
 Pack = Sequence[FunctionTask]
 
 
-class Arm(NamedTuple):
+class Variant(NamedTuple):
     """One row of the table: how many workers, 1 for the plain model, and how many steps pass until
     others see a token, None for never.
     """
@@ -60,7 +60,7 @@ class Arm(NamedTuple):
 class Run(NamedTuple):
     """One pack written once."""
 
-    arm: Arm
+    variant: Variant
     pack: Pack
     seed: int
 
@@ -86,12 +86,12 @@ def run_pack(model: str | None, run: Run, temperature: float, max_steps: int) ->
         max_steps: Sequential forward passes of the parallel phase.
     """
     engine = REGISTRY.get(EngineConfig(model or EMBEDDED_MODEL))
-    team = make_workers(run.arm.workers)
+    team = make_workers(run.variant.workers)
     request = Request(
         ({"role": "user", "content": pack_message(run.pack)},),
         team,
         protocol="code",
-        sync_interval=run.arm.sync_interval,
+        sync_interval=run.variant.sync_interval,
         answer="join",
         max_steps=max_steps,
         max_tokens=max_steps,
@@ -120,8 +120,8 @@ def main(argv: Sequence[str] | None = None, run_pack: RunPack = run_pack) -> int
 
     packs = packs_of(tasks, options.pack)[: options.packs]
     runs = [
-        Run(arm, pack, seed)
-        for arm in arms_of(options.workers)
+        Run(variant, pack, seed)
+        for variant in variants_of(options.workers)
         for pack in packs
         for seed in range(options.seeds)
     ]
@@ -210,13 +210,13 @@ def read_tasks(source: str) -> Sequence[FunctionTask]:
     return read_humaneval(path)
 
 
-def arms_of(worker_counts: Sequence[int]) -> list[Arm]:
+def variants_of(worker_counts: Sequence[int]) -> list[Variant]:
     """One plain worker, then each number of workers shared and not shared."""
-    arms = [Arm("1 plain worker", 1, 1)]
+    variants = [Variant("1 plain worker", 1, 1)]
     for workers in sorted(set(worker_counts) - {1}):
-        arms.append(Arm(f"{workers} workers, shared", workers, 1))
-        arms.append(Arm(f"{workers} workers, not shared", workers, None))
-    return arms
+        variants.append(Variant(f"{workers} workers, shared", workers, 1))
+        variants.append(Variant(f"{workers} workers, not shared", workers, None))
+    return variants
 
 
 def finished(
@@ -259,10 +259,10 @@ def passed(scores: Iterable[Score], budget: int) -> tuple[int, int]:
     return sum(verdicts), len(verdicts)
 
 
-def by_arm(scores: Iterable[Score]) -> dict[Arm, list[Score]]:
-    grouped: dict[Arm, list[Score]] = {}
+def by_variant(scores: Iterable[Score]) -> dict[Variant, list[Score]]:
+    grouped: dict[Variant, list[Score]] = {}
     for score in scores:
-        grouped.setdefault(score.run.arm, []).append(score)
+        grouped.setdefault(score.run.variant, []).append(score)
     return grouped
 
 
@@ -272,26 +272,26 @@ def table_of(scores: Sequence[Score], budgets: Sequence[int]) -> Table:
     for budget in budgets:
         table.add_column(str(budget), justify="right")
     table.add_column("functions", justify="right")
-    for arm, rows in by_arm(scores).items():
+    for variant, rows in by_variant(scores).items():
         counts = [passed(rows, budget) for budget in budgets]
         shares = [f"{good / total:.2f}" for good, total in counts]
-        table.add_row(arm.label, *shares, str(counts[0][1]))
+        table.add_row(variant.label, *shares, str(counts[0][1]))
     return table
 
 
 def report_of(scores: Sequence[Score], budgets: Sequence[int], model: str | None) -> dict[str, Any]:
-    """The result as data: counts by arm and budget, then every run with its verdicts and text."""
-    arms = [
-        arm._asdict()
+    """Return the result as data: counts by variant and budget, then every run."""
+    variants = [
+        variant._asdict()
         | {
             "functions": passed(rows, budgets[0])[1],
             "passed": {str(budget): passed(rows, budget)[0] for budget in budgets},
         }
-        for arm, rows in by_arm(scores).items()
+        for variant, rows in by_variant(scores).items()
     ]
     runs = [
         {
-            "arm": score.run.arm.label,
+            "variant": score.run.variant.label,
             "seed": score.run.seed,
             "tasks": [task.name for task in score.run.pack],
             "verdicts": {
@@ -302,7 +302,7 @@ def report_of(scores: Sequence[Score], budgets: Sequence[int], model: str | None
         }
         for score in scores
     ]
-    return {"model": model, "budgets": list(budgets), "arms": arms, "runs": runs}
+    return {"model": model, "budgets": list(budgets), "variants": variants, "runs": runs}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from recipes.function_task import (
 from recipes.sandbox import Sandbox
 from recipes.starter_tasks import STARTER_TASKS
 from recipes.transcript import Record, extract_functions, transcript_at
-from recipes.write_functions import Arm, Run, arms_of, main, score
+from recipes.write_functions import Run, Variant, main, score, variants_of
 from starter_answers import RIGHT, SUBTLY_WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -278,7 +278,7 @@ def one_step_a_line(
 ) -> list[Record]:
     """Workers that take every W-th task each and write a line a step; `only_once` comes wrong."""
     assert (model, temperature) == (None, 0.2)
-    written, workers = [], run.arm.workers
+    written, workers = [], run.variant.workers
     for worker in range(workers):
         step = 0
         for paragraph, task in enumerate(run.pack[worker::workers], 1):
@@ -294,7 +294,7 @@ def one_step_a_line(
 
 def test_a_runs_score_at_each_budget_is_that_of_the_text_then_written():
     pack = STARTER_TASKS[1:3]
-    run = Run(Arm("plain", 1, 1), pack, seed=0)
+    run = Run(Variant("plain", 1, 1), pack, seed=0)
     scored = score(run, one_step_a_line(None, run, 0.2, 99), [1, 3, 5, 99], Sandbox())
     reasons = {budget: [v.reason for v in scored.verdicts[budget].values()] for budget in (1, 99)}
     assert reasons == {1: ["not written"] * 2, 99: ["passed"] * 2}
@@ -303,7 +303,7 @@ def test_a_runs_score_at_each_budget_is_that_of_the_text_then_written():
 
 
 def test_arms_are_one_plain_worker_then_shared_and_not_shared():
-    assert [arm[1:] for arm in arms_of([4, 1, 2, 2])] == [
+    assert [variant[1:] for variant in variants_of([4, 1, 2, 2])] == [
         (1, 1),
         (2, 1),
         (2, None),
@@ -321,14 +321,16 @@ def test_the_recipe_prints_shares_and_writes_the_same_as_json(
     out = capsys.readouterr().out
     report = json.loads(file.read_text())
     assert report["budgets"] == [6, 10, 99]
-    assert [arm["label"] for arm in report["arms"]] == [arm.label for arm in arms_of([2, 4])]
-    for arm in report["arms"]:
-        assert arm["functions"] == 8
-        assert arm["passed"]["99"] == 7
-        shares = [f"{arm['passed'][str(budget)] / 8:.2f}" for budget in report["budgets"]]
-        row = next(line for line in out.splitlines() if arm["label"] in line)
+    assert [variant["label"] for variant in report["variants"]] == [
+        variant.label for variant in variants_of([2, 4])
+    ]
+    for variant in report["variants"]:
+        assert variant["functions"] == 8
+        assert variant["passed"]["99"] == 7
+        shares = [f"{variant['passed'][str(budget)] / 8:.2f}" for budget in report["budgets"]]
+        row = next(line for line in out.splitlines() if variant["label"] in line)
         assert [cell for cell in row.split() if "." in cell] == shares
-    plain, four = report["arms"][0]["passed"], report["arms"][3]["passed"]
+    plain, four = report["variants"][0]["passed"], report["variants"][3]["passed"]
     assert plain["6"] < four["6"]
     assert plain["10"] < four["10"]
     last = report["runs"][-1]

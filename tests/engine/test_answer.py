@@ -23,9 +23,9 @@ from streams import check_streams
 # The answer
 
 
-def test_the_finisher_closes_the_turn_and_asks_for_the_answer(stage: SessionHarness) -> None:
+def test_the_finisher_closes_the_turn_and_asks_for_the_answer(sessions: SessionHarness) -> None:
     protocol = replace(PROSE, final_question="Sum up, please.")
-    script = stage.script({"": [" Well", END]}, protocol=protocol, max_steps=2)
+    script = sessions.script({"": [" Well", END]}, protocol=protocol, max_steps=2)
     script.run()
     answer = script.answer
     assert script.chat.decode(answer.writer.block.tokens) == (
@@ -35,12 +35,12 @@ def test_the_finisher_closes_the_turn_and_asks_for_the_answer(stage: SessionHarn
 
 
 def test_the_finisher_closes_thinking_where_the_template_thinks(
-    stage: SessionHarness, tokenizer: Any
+    sessions: SessionHarness, tokenizer: Any
 ) -> None:
     thinker = copy.deepcopy(tokenizer)
     thinker.chat_template += "{# <think> #}"
     chat = ChatTemplate(thinker, "thinker", [END])
-    script = stage.script({"": [" Well", END]}, chat=chat, max_steps=2)
+    script = sessions.script({"": [" Well", END]}, chat=chat, max_steps=2)
     script.run()
     answer = script.answer
     assert chat.decode(answer.writer.block.tokens) == "</think>\n\n Well"
@@ -48,9 +48,9 @@ def test_the_finisher_closes_thinking_where_the_template_thinks(
     assert common.endswith("<|im_start|>assistant\n<think>\n\n")
 
 
-def test_a_finisher_of_the_protocol_is_part_of_the_answer(stage: SessionHarness) -> None:
+def test_a_finisher_of_the_protocol_is_part_of_the_answer(sessions: SessionHarness) -> None:
     protocol = replace(PROSE, final_prompt=BOXED_PROMPT, answer_tokens=2)
-    script = stage.script(
+    script = sessions.script(
         {"": ["4", "}.", " And more"]}, protocol=protocol, max_steps=2, max_tokens=9
     )
     script.run()
@@ -59,17 +59,21 @@ def test_a_finisher_of_the_protocol_is_part_of_the_answer(stage: SessionHarness)
     check_streams(script.events)
 
 
-def test_stop_strings_are_not_looked_for_in_what_the_protocol_wrote(stage: SessionHarness) -> None:
+def test_stop_strings_are_not_looked_for_in_what_the_protocol_wrote(
+    sessions: SessionHarness,
+) -> None:
     protocol = replace(PROSE, final_prompt=BOXED_PROMPT)
-    script = stage.script({"": ["4", "}", " x"]}, protocol=protocol, max_steps=2, stop=("{", "}"))
+    script = sessions.script(
+        {"": ["4", "}", " x"]}, protocol=protocol, max_steps=2, stop=("{", "}")
+    )
     script.run()
     assert done(script).text == BOXED_PROMPT.lstrip() + "4"
     check_streams(script.events)
 
 
-def test_a_header_in_the_answer_is_rewound_and_banned(stage: SessionHarness) -> None:
+def test_a_header_in_the_answer_is_rewound_and_banned(sessions: SessionHarness) -> None:
     pieces: list[str | int] = [" So", "\n\n", "**", "Alice", " [", " it is", END]
-    script = stage.script({"": pieces}, max_steps=1, max_tokens=20)
+    script = sessions.script({"": pieces}, max_steps=1, max_tokens=20)
     banned = []
 
     def check(turn: Any) -> None:
@@ -86,20 +90,20 @@ def test_a_header_in_the_answer_is_rewound_and_banned(stage: SessionHarness) -> 
     check_streams(script.events)
 
 
-def test_a_header_for_a_tool_is_rewound_too(stage: SessionHarness) -> None:
+def test_a_header_for_a_tool_is_rewound_too(sessions: SessionHarness) -> None:
     """Models take tools for members of the team."""
     weigh = {"name": "weigh", "parameters": {"type": "object", "properties": {}}}
     tools = ({"type": "function", "function": weigh},)
     for name in ("weigh", "Weigh"):
         pieces: list[str | int] = ["**", name, " [", " So", END]
-        script = stage.script({"": pieces}, max_steps=1, max_tokens=20, tools=tools)
+        script = sessions.script({"": pieces}, max_steps=1, max_tokens=20, tools=tools)
         script.run()
         assert done(script).text == "So"
         check_streams(script.events)
 
 
 def test_a_team_is_asked_for_a_call_before_results_and_for_words_after_them(
-    stage: SessionHarness,
+    sessions: SessionHarness,
 ) -> None:
     weigh = {"name": "weigh", "parameters": {"type": "object", "properties": {}}}
     tools = ({"type": "function", "function": weigh},)
@@ -109,7 +113,7 @@ def test_a_team_is_asked_for_a_call_before_results_and_for_words_after_them(
 
     def told(messages: tuple[Any, ...], **options: Any) -> str:
         settings = {"protocol": INSTRUCT, "max_steps": 1, **options}
-        script = stage.script({"": [" So", END]}, messages=messages, **settings)
+        script = sessions.script({"": [" So", END]}, messages=messages, **settings)
         script.run()
         answer = script.answer
         tokens = script.parallel.shared.common.tokens + answer.writer.block.tokens
@@ -125,36 +129,38 @@ def test_a_team_is_asked_for_a_call_before_results_and_for_words_after_them(
         assert "complete final answer" in text
 
 
-def test_an_answer_that_is_cut_inside_a_header_ends_before_it(stage: SessionHarness) -> None:
-    script = stage.script({"": [" So", "\n\n", "**", "Alice", " ["]}, max_steps=1, max_tokens=5)
+def test_an_answer_that_is_cut_inside_a_header_ends_before_it(sessions: SessionHarness) -> None:
+    script = sessions.script({"": [" So", "\n\n", "**", "Alice", " ["]}, max_steps=1, max_tokens=5)
     script.run()
     assert done(script).text == "So"
     assert done(script).finish_reason == "length"
     check_streams(script.events)
 
 
-def test_an_arrival_teams_answer_has_no_white_space_at_its_ends(stage: SessionHarness) -> None:
-    script = stage.script({"": ["\n\n", " So", "\n", END]}, layout="arrival", max_steps=1)
+def test_an_arrival_teams_answer_has_no_white_space_at_its_ends(sessions: SessionHarness) -> None:
+    script = sessions.script({"": ["\n\n", " So", "\n", END]}, layout="arrival", max_steps=1)
     script.run()
     assert done(script).text == "So"
     check_streams(script.events)
 
 
-def test_the_answers_repetition_penalty_counts_the_prompt(stage: SessionHarness) -> None:
-    script = stage.script({"": [" So", END]}, max_steps=1)
+def test_the_answers_repetition_penalty_counts_the_prompt(sessions: SessionHarness) -> None:
+    script = sessions.script({"": [" So", END]}, max_steps=1)
     script.run()
     answer = script.answer
     wanted = set(script.session._context.prompt.tokens) | set(script.chat.encode(" So"))
     assert answer.writer.seen == wanted
 
 
-def test_the_answer_sees_every_paragraph_and_open_text(stage: SessionHarness) -> None:
-    script = stage.script({"Alice": [" a.\n\n", " still open"], "Bob": [" b c d e f"]}, max_steps=5)
+def test_the_answer_sees_every_paragraph_and_open_text(sessions: SessionHarness) -> None:
+    script = sessions.script(
+        {"Alice": [" a.\n\n", " still open"], "Bob": [" b c d e f"]}, max_steps=5
+    )
     views = []
 
     def check(turn: Any) -> None:
         if script.answering:
-            views.extend(feed.view for feed in turn.chunks if feed.samples)
+            views.extend(chunk.view for chunk in turn.chunks if chunk.samples)
 
     while script.session.finished is None:
         script.step(check=check)
@@ -162,12 +168,12 @@ def test_the_answer_sees_every_paragraph_and_open_text(stage: SessionHarness) ->
     assert "**Alice [1]:** a.\n\n**Alice [2]:** still open\n\n**Bob [1]:** b c d e f\n\n" in text
 
 
-def test_joined_paragraphs_are_the_answer_at_no_extra_step(stage: SessionHarness) -> None:
+def test_joined_paragraphs_are_the_answer_at_no_extra_step(sessions: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {
         "Alice": [" a b.\n\n", END],
         "Bob": [" c.\n\n", " d.\n\n", END],
     }
-    script = stage.script(texts, answer="join")
+    script = sessions.script(texts, answer="join")
     script.run()
     assert done(script).text == "c.\n\na b.\n\nd."
     assert done(script).finish_reason == "stop"
@@ -177,16 +183,16 @@ def test_joined_paragraphs_are_the_answer_at_no_extra_step(stage: SessionHarness
 
 
 def test_a_join_that_runs_out_of_steps_says_length_and_holds_what_is_open(
-    stage: SessionHarness,
+    sessions: SessionHarness,
 ) -> None:
-    script = stage.script({"Alice": [" a b.\n\n", " open"]}, answer="join", max_steps=5)
+    script = sessions.script({"Alice": [" a b.\n\n", " open"]}, answer="join", max_steps=5)
     script.run()
     assert done(script).finish_reason == "length"
     assert done(script).text.startswith("a b.\n\nopen")
 
 
-def test_the_answer_is_bounded_by_max_tokens(stage: SessionHarness) -> None:
-    script = stage.script(max_steps=1, max_tokens=3)
+def test_the_answer_is_bounded_by_max_tokens(sessions: SessionHarness) -> None:
+    script = sessions.script(max_steps=1, max_tokens=3)
     script.run()
     assert done(script).usage.answer_tokens == 3
     assert done(script).finish_reason == "length"
@@ -195,7 +201,7 @@ def test_the_answer_is_bounded_by_max_tokens(stage: SessionHarness) -> None:
 # Prompts
 
 
-def test_rules_stand_where_the_protocol_puts_them(stage: SessionHarness) -> None:
+def test_rules_stand_where_the_protocol_puts_them(sessions: SessionHarness) -> None:
     messages = (
         {"role": "system", "content": "S."},
         {"role": "user", "content": "First."},
@@ -206,7 +212,7 @@ def test_rules_stand_where_the_protocol_puts_them(stage: SessionHarness) -> None
 
     def prompt(position: Any) -> str:
         protocol = replace(PROSE, rules="{names} ({count}) work.{roles}", rules_position=position)
-        script = stage.script(messages=messages, workers=workers, protocol=protocol)
+        script = sessions.script(messages=messages, workers=workers, protocol=protocol)
         return script.chat.decode(script.parallel.shared.common.tokens)
 
     rules = "Ann and Ben (2) work.\n\nRoles:\n- Ann: checks {name}"
@@ -217,7 +223,7 @@ def test_rules_stand_where_the_protocol_puts_them(stage: SessionHarness) -> None
 
 @pytest.mark.parametrize("position", ["after_task", "before_task", "system"])
 def test_rules_join_content_that_comes_in_parts(
-    stage: SessionHarness, tokenizer: Any, position: Any
+    sessions: SessionHarness, tokenizer: Any, position: Any
 ) -> None:
     parted = copy.deepcopy(tokenizer)
     parted.chat_template = (
@@ -229,7 +235,7 @@ def test_rules_join_content_that_comes_in_parts(
     )
     protocol = replace(PROSE, rules="Rules.", rules_position=position)
     chat = ChatTemplate(parted, "parted", [END])
-    script = stage.script(chat=chat, messages=messages, protocol=protocol, answer="join")
+    script = sessions.script(chat=chat, messages=messages, protocol=protocol, answer="join")
     prompt = script.chat.decode(script.parallel.shared.common.tokens)
     assert (
         prompt.strip()
@@ -241,9 +247,9 @@ def test_rules_join_content_that_comes_in_parts(
     )
 
 
-def test_every_first_paragraph_starts_after_a_blank_line(stage: SessionHarness) -> None:
+def test_every_first_paragraph_starts_after_a_blank_line(sessions: SessionHarness) -> None:
     for protocol in (PROSE, replace(PROSE, history_header="### Past steps\n\n"), PAPER):
-        script = stage.script(protocol=protocol)
+        script = sessions.script(protocol=protocol)
         common = script.chat.decode(script.parallel.shared.common.tokens)
         assert common.endswith("\n\n")
         assert not common.endswith("\n\n\n")
@@ -252,8 +258,8 @@ def test_every_first_paragraph_starts_after_a_blank_line(stage: SessionHarness) 
 # What is encoded
 
 
-def test_every_token_is_encoded_once(stage: SessionHarness) -> None:
-    script = stage.script({"Alice": [" a b"], "Bob": [" c.\n\n"]}, max_steps=6, max_tokens=2)
+def test_every_token_is_encoded_once(sessions: SessionHarness) -> None:
+    script = sessions.script({"Alice": [" a b"], "Bob": [" c.\n\n"]}, max_steps=6, max_tokens=2)
     by_alice: list[int] = []
     encoded = 0
 
@@ -299,7 +305,7 @@ FRAGMENTS: Sequence[str | int] = (
 
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_workers_write_a_session_ends_and_is_consistent(
-    stage: SessionHarness, seed: int
+    sessions: SessionHarness, seed: int
 ) -> None:
     rng = random.Random(seed)
     protocol = replace(
@@ -316,7 +322,7 @@ def test_whatever_workers_write_a_session_ends_and_is_consistent(
     texts: dict[str, list[str | int]] = {
         name: rng.choices(FRAGMENTS, k=60) for name in (*(w.name for w in workers), "")
     }
-    script = stage.script(
+    script = sessions.script(
         texts,
         protocol=protocol,
         workers=workers,

@@ -68,7 +68,7 @@ def tooled(tokenizer: Any) -> ChatTemplate:
 
 
 @pytest.fixture(scope="module")
-def rig() -> ModelHarness:
+def harness() -> ModelHarness:
     return ModelHarness(tiny_model("llama"), num_pages=512)
 
 
@@ -245,14 +245,14 @@ def test_thinking_that_the_template_opens_is_not_opened_twice(tokenizer: Any) ->
 # What sessions decide
 
 
-def story(rig: ModelHarness, chat: ChatTemplate, request: Request) -> list[Event]:
+def story(harness: ModelHarness, chat: ChatTemplate, request: Request) -> list[Event]:
     """What happens in a session whose workers always write the same; counts of tokens left out."""
     texts = {
         "Alice": [" The first part is simple.\n\n", " And a second one that is longer.\n\n", 2, 2],
         "Bob": [" Something else altogether is here.\n\n", 2, 2],
         "": [" Done.", 2],
     }
-    script = Script(rig, chat, request, texts, context_len=20_000)
+    script = Script(harness, chat, request, texts, context_len=20_000)
     script.run()
     script.session.release()
     *events, done = script.events
@@ -271,18 +271,18 @@ def story(rig: ModelHarness, chat: ChatTemplate, request: Request) -> list[Event
 @pytest.mark.parametrize("protocol", [PAPER, INSTRUCT, replace(CODE, stagger=0)], ids=str)
 @pytest.mark.parametrize("text", HOSTILE)
 def test_user_text_changes_no_decision_of_a_session(
-    rig: ModelHarness, chat: ChatTemplate, protocol: Protocol, text: str
+    harness: ModelHarness, chat: ChatTemplate, protocol: Protocol, text: str
 ) -> None:
     settings: dict[str, Any] = {"max_steps": 60, "max_tokens": 20, "stop": ("###",)}
-    got = story(rig, chat, hostile_request(text, protocol, **settings))
-    assert got == story(rig, chat, hostile_request("plain", protocol, **settings))
+    got = story(harness, chat, hostile_request(text, protocol, **settings))
+    assert got == story(harness, chat, hostile_request("plain", protocol, **settings))
 
 
 def test_workers_cannot_draw_structure_but_their_end_of_turn(
-    rig: ModelHarness, chat: ChatTemplate
+    harness: ModelHarness, chat: ChatTemplate
 ) -> None:
     request = Request(tuple(conversation("a", "b")), max_steps=5, max_tokens=2)
-    script = Script(rig, chat, request, {})
+    script = Script(harness, chat, request, {})
 
     def check(turn: Any) -> None:
         if not script.answering:

@@ -39,47 +39,51 @@ class Replays:
         return output.fill_(torch.nan), lambda: output.copy_(step())
 
 
-def with_graphs(rig: ModelHarness, capture: Any) -> ModelHarness:
-    graphs = DecodeGraphs(rig.cache.shapes[0].device, capture)
-    rig.runner = ModelRunner(rig.runner.forward, rig.cache, rig.windows, graphs)
-    return rig
+def with_graphs(harness: ModelHarness, capture: Any) -> ModelHarness:
+    graphs = DecodeGraphs(harness.cache.shapes[0].device, capture)
+    harness.runner = ModelRunner(harness.runner.forward, harness.cache, harness.windows, graphs)
+    return harness
 
 
-def written(rig: ModelHarness) -> list[Block]:
+def written(harness: ModelHarness) -> list[Block]:
     """A common block of 19 tokens and two open ones, encoded at once."""
-    common, first, second = rig.block(range(100, 119)), rig.block([7, 8]), rig.block([9])
+    common, first, second = (
+        harness.block(range(100, 119)),
+        harness.block([7, 8]),
+        harness.block([9]),
+    )
     views: Sequence[tuple[Block, Sequence[Block]]] = (
         (common, [common]),
         (first, [common, first]),
         (second, [common, first, second]),
     )
-    rig.run([Chunk(block, 0, len(block), view) for block, view in views], all_logits=False)
+    harness.run([Chunk(block, 0, len(block), view) for block, view in views], all_logits=False)
     return [common, first, second]
 
 
 def decoded(
-    rig: ModelHarness, blocks: list[Block], writers: Sequence[int], token: int
+    harness: ModelHarness, blocks: list[Block], writers: Sequence[int], token: int
 ) -> torch.Tensor:
-    feeds = []
+    chunks = []
     for writer in writers:
         block = blocks[writer]
         block.append([token + writer])
         others = [other for other in blocks[1:] if other is not block]
-        feeds.append(Chunk(block, len(block) - 1, 1, [blocks[0], *others, block], samples=True))
-    return rig.run(feeds, all_logits=False)
+        chunks.append(Chunk(block, len(block) - 1, 1, [blocks[0], *others, block], samples=True))
+    return harness.run(chunks, all_logits=False)
 
 
 def test_replayed_steps_give_the_logits_of_steps_without_a_graph() -> None:
     """With one writer and with two, over blocks that grow past a page."""
     capture = Replays()
     model = tiny_model("qwen2")  # one of its layers has a window
-    rigs = [ModelHarness(model), with_graphs(ModelHarness(model, attention="triton"), capture)]
-    blocks = [written(rig) for rig in rigs]
+    harnesses = [ModelHarness(model), with_graphs(ModelHarness(model, attention="triton"), capture)]
+    blocks = [written(harness) for harness in harnesses]
     prefill_captures = capture.captures
     for step, writers in enumerate([(1, 2), (2,), (1, 2), (1,)]):
         plain, replayed = (
-            decoded(rig, made, writers, 200 + 10 * step)
-            for rig, made in zip(rigs, blocks, strict=True)
+            decoded(harness, made, writers, 200 + 10 * step)
+            for harness, made in zip(harnesses, blocks, strict=True)
         )
         torch.testing.assert_close(replayed, plain, atol=2e-4, rtol=2e-4)
     assert capture.captures - prefill_captures == 2  # one for each number of query tokens
@@ -90,19 +94,19 @@ def test_replayed_steps_give_the_logits_of_steps_without_a_graph() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "glm4"])
 def test_cuda_graphs_give_the_logits_of_steps_without_a_graph(family: str) -> None:
     model = tiny_model(family).to("cuda")
-    rigs = [ModelHarness(model), with_graphs(ModelHarness(model), CudaCapture())]
-    blocks = [written(rig) for rig in rigs]
+    harnesses = [ModelHarness(model), with_graphs(ModelHarness(model), CudaCapture())]
+    blocks = [written(harness) for harness in harnesses]
     for step, writers in enumerate([(1, 2), (1, 2), (2,), (1, 2), (1,), (1, 2)]):
         plain, replayed = (
-            decoded(rig, made, writers, 200 + 10 * step)
-            for rig, made in zip(rigs, blocks, strict=True)
+            decoded(harness, made, writers, 200 + 10 * step)
+            for harness, made in zip(harnesses, blocks, strict=True)
         )
         torch.testing.assert_close(replayed, plain, atol=2e-4, rtol=2e-4)
 
 
 def test_padding_changes_no_part_and_neither_reads_nor_writes() -> None:
-    rig = ModelHarness(tiny_model("mistral"))
-    common, own = rig.block(range(100, 117)), rig.block(range(200, 203))
+    harness = ModelHarness(tiny_model("mistral"))
+    common, own = harness.block(range(100, 117)), harness.block(range(200, 203))
     plan = batch_of([Chunk(common, 0, 17, [common]), Chunk(own, 0, 3, [common, own], samples=True)])
     needed = Sizes.of(plan)
     sizes = rounded_up(needed)
@@ -111,16 +115,16 @@ def test_padding_changes_no_part_and_neither_reads_nor_writes() -> None:
     for name, part, longer in zip(exact._fields, exact, padded, strict=True):
         head = longer[: len(part), : part.shape[1]] if name == "pages" else longer[: len(part)]
         assert torch.equal(head, part), name
-    assert (padded.slots[needed.rows :] == -1).all()
+    assert (padded.slots[needed.query_tokens :] == -1).all()
     assert (padded.hi[needed.pairs :] == 0).all()
     assert int(padded.num_rows.sum()) == sizes.pairs
 
 
 def test_large_batches_run_without_a_graph() -> None:
     capture = Replays()
-    rig = with_graphs(ModelHarness(tiny_model("llama")), capture)
-    block = rig.block(range(100, 100 + MAX_QUERY_TOKENS + 1))
-    assert rig.run([Chunk(block, 0, len(block), [block])]).isfinite().all()
+    harness = with_graphs(ModelHarness(tiny_model("llama")), capture)
+    block = harness.block(range(100, 100 + MAX_QUERY_TOKENS + 1))
+    assert harness.run([Chunk(block, 0, len(block), [block])]).isfinite().all()
     assert capture.captures == 0
 
 
@@ -130,11 +134,11 @@ def test_a_model_that_cannot_be_captured_runs_without_graphs(
     def capture(step: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    rigs = [
+    harnesses = [
         ModelHarness(tiny_model("llama")),
         with_graphs(ModelHarness(tiny_model("llama")), capture),
     ]
-    plain, replayed = (decoded(rig, written(rig), (1, 2), 200) for rig in rigs)
+    plain, replayed = (decoded(harness, written(harness), (1, 2), 200) for harness in harnesses)
     torch.testing.assert_close(replayed, plain)
     assert caplog.text.count("without CUDA graphs") == 1
 

@@ -37,22 +37,22 @@ def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((got - wanted).norm() / wanted.norm())
 
 
-def logits_of_steps(rig: ModelHarness) -> torch.Tensor:
+def logits_of_steps(harness: ModelHarness) -> torch.Tensor:
     """Logits of three workers over a prompt: a ragged prefill, then decode steps."""
     rng = random.Random(0)
-    common = rig.block()
-    own = [rig.block() for _ in range(3)]
+    common = harness.block()
+    own = [harness.block() for _ in range(3)]
     logits = []
     for lengths in ((11, 0, 0, 0), (0, 5, 1, 0), (2, 1, 3, 1), (0, 1, 1, 1), (0, 1, 1, 1)):
-        feeds = []
+        chunks = []
         for block, length in zip((common, *own), lengths, strict=True):
             start = len(block)
             block.append([rng.randrange(VOCABULARY) for _ in range(length)])
             others = [o for o in own if o is not block and len(o)]
             view = [common] if block is common else [common, *others, block]
             if length:
-                feeds.append(Chunk(block, start, length, view))
-        logits.append(rig.run(feeds))
+                chunks.append(Chunk(block, start, length, view))
+        logits.append(harness.run(chunks))
     for block in (common, *own):
         block.release()
     return torch.cat(logits)
@@ -66,11 +66,11 @@ def test_it_gives_the_logits_of_transformers_forward(
 ) -> None:
     model = fused_model(family).to(dtype)
     wanted = logits_of_steps(ModelHarness(model))
-    rig = ModelHarness(model, lean=True)
+    harness = ModelHarness(model, fused=True)
     if packed:
-        rig.runner.forward.pack("none", {})  # pyright: ignore[reportAttributeAccessIssue]
-    assert relative(logits_of_steps(rig), wanted) < TOLERANCE[dtype]
-    assert rig.all_free
+        harness.runner.forward.pack("none", {})  # pyright: ignore[reportAttributeAccessIssue]
+    assert relative(logits_of_steps(harness), wanted) < TOLERANCE[dtype]
+    assert harness.all_free
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -79,20 +79,20 @@ def test_it_gives_the_logits_of_transformers_forward(
 def test_one_call_of_all_layers_gives_the_same_logits_as_single_operations(
     family: str, dtype: torch.dtype, quantization: linear_packing.Quantization
 ) -> None:
-    rig = ModelHarness(fused_model(family).to(dtype), lean=True)
-    forward: Any = rig.runner.forward
+    harness = ModelHarness(fused_model(family).to(dtype), fused=True)
+    forward: Any = harness.runner.forward
     forward.pack(quantization, {})
     kind = torch.int8 if quantization == "int8" else dtype
     assert (forward._in_c is None) == bool(matrix.refusal(torch.zeros((16, 64), dtype=kind)))
-    together = logits_of_steps(rig)
+    together = logits_of_steps(harness)
     forward._in_c = None
-    assert torch.equal(logits_of_steps(rig), together)
+    assert torch.equal(logits_of_steps(harness), together)
 
 
 def test_it_gives_the_same_logits_on_the_embedded_model(smollm_model: Any) -> None:
     assert (
         relative(
-            logits_of_steps(ModelHarness(smollm_model, lean=True)),
+            logits_of_steps(ModelHarness(smollm_model, fused=True)),
             logits_of_steps(ModelHarness(smollm_model)),
         )
         < 2e-5
@@ -102,15 +102,15 @@ def test_it_gives_the_same_logits_on_the_embedded_model(smollm_model: Any) -> No
 def test_int8_logits_are_close() -> None:
     model = fused_model("llama")
     wanted = logits_of_steps(ModelHarness(model))
-    rig = ModelHarness(model, lean=True)
-    rig.runner.forward.pack("int8", {})  # pyright: ignore[reportAttributeAccessIssue]
-    assert 1e-4 < relative(logits_of_steps(rig), wanted) < 0.1
+    harness = ModelHarness(model, fused=True)
+    harness.runner.forward.pack("int8", {})  # pyright: ignore[reportAttributeAccessIssue]
+    assert 1e-4 < relative(logits_of_steps(harness), wanted) < 0.1
 
 
 def test_packing_frees_the_models_own_weights() -> None:
     model = fused_model("qwen2")
-    rig = ModelHarness(model, lean=True)
-    rig.runner.forward.pack("none", {})  # pyright: ignore[reportAttributeAccessIssue]
+    harness = ModelHarness(model, fused=True)
+    harness.runner.forward.pack("none", {})  # pyright: ignore[reportAttributeAccessIssue]
     layer = model.model.layers[0]
     matrices = [*layer.self_attn.children(), layer.mlp.up_proj, layer.mlp.down_proj]
     assert [m.weight.numel() for m in matrices] == [0] * len(matrices)

@@ -11,7 +11,7 @@ from generation import generated
 from hogwild_engine import Engine, EngineConfig, Request, SamplingParams, make_workers
 from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.text.chat_template import ChatTemplate
-from model_harness import drawn_by_writer, plain
+from model_harness import plain, sampled_by_writer
 from tiny import FAMILIES, tiny_model
 
 LONE = make_workers(1)
@@ -32,9 +32,9 @@ def check_equal(
         max_tokens=len(wanted),
         sampling=SamplingParams(temperature=0, **more),
     )
-    with drawn_by_writer(monkeypatch) as drawn:
+    with sampled_by_writer(monkeypatch) as sampled:
         done = engine.submit(request).result(60)
-    assert drawn == {0: wanted}
+    assert sampled == {0: wanted}
     stopped = wanted[-1] in engine.chat.eos_ids
     assert done.finish_reason == ("stop" if stopped else "length")
     assert done.usage.answer_tokens == len(wanted)

@@ -120,14 +120,14 @@ def test_a_small_pool_refuses_or_answers(
 
 
 @pytest.fixture(scope="module")
-def rig() -> ModelHarness:
+def harness() -> ModelHarness:
     return ModelHarness(tiny_model("llama"), num_pages=4000)
 
 
 @pytest.fixture
-def free_after(rig: ModelHarness) -> Iterator[None]:
+def free_after(harness: ModelHarness) -> Iterator[None]:
     yield
-    assert rig.all_free
+    assert harness.all_free
 
 
 FRAGMENTS = (" word", " word word", ".\n\n", "!\n\n", "\n\n", "```\n", "x = 1\n", " STOP")
@@ -159,7 +159,7 @@ def random_request(rng: random.Random) -> Request:
 
 @pytest.mark.parametrize("seed", range(80))
 def test_a_session_never_holds_more_than_it_set_aside(
-    rig: ModelHarness, chat: ChatTemplate, free_after: None, seed: int
+    harness: ModelHarness, chat: ChatTemplate, free_after: None, seed: int
 ) -> None:
     """Any pool, context, team and paragraphs: pages and views keep their bounds."""
     rng = random.Random(seed)
@@ -169,14 +169,14 @@ def test_a_session_never_holds_more_than_it_set_aside(
     context_len = rng.choice((200, 700, 4000))
     num_pages = rng.choice((20, 60, 200, 4000))
     try:
-        script = Script(rig, chat, request, texts, context_len=context_len, num_pages=num_pages)
+        script = Script(harness, chat, request, texts, context_len=context_len, num_pages=num_pages)
     except PromptTooLongError:
         return
     session = script.session
     assert session.num_pages <= num_pages
 
     def check(turn: Any) -> None:
-        held = rig.cache.pool.num_pages - rig.cache.pool.num_free
+        held = harness.cache.pool.num_pages - harness.cache.pool.num_free
         assert held <= session.num_pages
         assert longest_view(build_batch([turn.chunks])) <= context_len
 
@@ -194,7 +194,7 @@ def test_a_run_that_has_room_is_never_cut_short(
     chat: ChatTemplate, page_size: int, num_workers: int, max_steps: int
 ) -> None:
     """What a session sets aside is enough for its whole budget."""
-    rig = ModelHarness(
+    harness = ModelHarness(
         tiny_model("llama"), num_pages=max(80, 2000 // page_size), page_size=page_size
     )
     request = Request(
@@ -209,7 +209,7 @@ def test_a_run_that_has_room_is_never_cut_short(
         worker.name: [" a paragraph of about a dozen words that ends here.\n\n"] * 9
         for worker in request.workers
     }
-    script = Script(rig, chat, request, {**texts, "": [" Done", 2]})
+    script = Script(harness, chat, request, {**texts, "": [" Done", 2]})
     script.run()
     done = script.session.finished
     assert done is not None

@@ -19,7 +19,7 @@ from hogwild_engine.api.errors import SessionCancelledError, SessionFailedError
 from hogwild_engine.api.events import Event, Finished
 from hogwild_engine.handle import Handle
 from hogwild_engine.loading.pretrained import Pretrained
-from model_harness import drawn_by_writer, model_of
+from model_harness import model_of, sampled_by_writer
 from tiny import FAMILIES, tiny_model
 from traffic import gated, outcome, pages_held, requests, wait_until
 
@@ -103,9 +103,9 @@ def test_every_family_writes_what_generate_writes_behind_a_hit(
     request = ask(LONG + " Which item is the best?", max_tokens=12)
     prompt = engine.chat.render(list(request.messages))
     wanted = generated(tiny_model(family), prompt, 12)
-    with drawn_by_writer(monkeypatch) as drawn:
+    with sampled_by_writer(monkeypatch) as sampled:
         done = engine.submit(request).result(60)
-    assert drawn == {0: wanted}
+    assert sampled == {0: wanted}
     assert done.usage.cached_tokens > 100
 
 
@@ -132,14 +132,14 @@ def test_the_embedded_model_says_the_same_in_a_second_turn(
 def test_the_next_turn_encodes_only_what_is_new(
     monkeypatch: pytest.MonkeyPatch, embedded_engine: Engine
 ) -> None:
-    """One worker's answer is found too, as far as its text has the tokens that were drawn."""
+    """One worker's answer is found too, as far as its text has the tokens that were sampled."""
     engine, first = embedded_engine, ask("Name the planets.", max_tokens=40)
-    with drawn_by_writer(monkeypatch) as drawn:
+    with sampled_by_writer(monkeypatch) as sampled:
         answer = engine.submit(first).result(60).text
     prompt = engine.chat.render(list(first.messages))
     second = ask("Name the planets.", answer, "Which is the largest?", max_tokens=1)
     longer = engine.chat.render(list(second.messages))
-    pairs = zip([*prompt, *drawn[0][:-1]], longer, strict=False)
+    pairs = zip([*prompt, *sampled[0][:-1]], longer, strict=False)
     alike = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     assert alike > len(prompt) + PAGE_SIZE
     before = engine.stats()

@@ -28,9 +28,9 @@ from streams import check_streams
 
 
 def test_a_finished_paragraph_moves_to_the_history_and_the_next_one_opens(
-    stage: SessionHarness,
+    sessions: SessionHarness,
 ) -> None:
-    script = stage.script({"Alice": [" One two.\n\n"], "Bob": [" Three four five six"]})
+    script = sessions.script({"Alice": [" One two.\n\n"], "Bob": [" Three four five six"]})
     assert own_text(script, 0) == "**Alice [1]:**"
     steps(script, 4)
     assert history(script) == [("Alice", 1, "One two.", True)]
@@ -41,8 +41,8 @@ def test_a_finished_paragraph_moves_to_the_history_and_the_next_one_opens(
     assert (event.step, event.index, event.paragraph.step) == (4, 0, 4)
 
 
-def test_the_ending_token_may_open_the_next_block_as_published(stage: SessionHarness) -> None:
-    script = stage.script(
+def test_the_ending_token_may_open_the_next_block_as_published(sessions: SessionHarness) -> None:
+    script = sessions.script(
         {"Alice": [" One two.\n\n"]}, protocol=replace(PROSE, ending_token="opens")
     )
     steps(script, 4)
@@ -50,10 +50,12 @@ def test_the_ending_token_may_open_the_next_block_as_published(stage: SessionHar
     assert own_text(script, 0) == "\n\n**Alice [2]:**"
 
 
-def test_a_blank_line_of_two_tokens_ends_a_paragraph_at_its_second(stage: SessionHarness) -> None:
-    newline = stage.chat.encode("\n")
+def test_a_blank_line_of_two_tokens_ends_a_paragraph_at_its_second(
+    sessions: SessionHarness,
+) -> None:
+    newline = sessions.chat.encode("\n")
     texts: dict[str, list[str | int]] = {"Alice": [" One two.", *newline, *newline]}
-    script = stage.script(texts)
+    script = sessions.script(texts)
     steps(script, 4)
     assert not history(script)
     steps(script, 1)
@@ -61,8 +63,8 @@ def test_a_blank_line_of_two_tokens_ends_a_paragraph_at_its_second(stage: Sessio
     assert common_text(script) == "**Alice [1]:** One two.\n\n"
 
 
-def test_paragraphs_of_one_step_move_in_worker_order(stage: SessionHarness) -> None:
-    script = stage.script(
+def test_paragraphs_of_one_step_move_in_worker_order(sessions: SessionHarness) -> None:
+    script = sessions.script(
         {"Bob": [" b.\n\n"], "Alice": [" a.\n\n"], "Carol": [" c.\n\n"]}, workers=make_workers(3)
     )
     steps(script, 3)
@@ -74,9 +76,9 @@ def test_paragraphs_of_one_step_move_in_worker_order(stage: SessionHarness) -> N
 
 @pytest.mark.parametrize("layout", ["contiguous", "arrival"])
 def test_without_a_history_paragraphs_stay_where_they_were_written(
-    stage: SessionHarness, layout: Any
+    sessions: SessionHarness, layout: Any
 ) -> None:
-    script = stage.script({"Alice": [" One.\n\n", " Two"]}, layout=layout)
+    script = sessions.script({"Alice": [" One.\n\n", " Two"]}, layout=layout)
     steps(script, 4)
     assert not common_text(script)
     if layout == "contiguous":
@@ -84,8 +86,8 @@ def test_without_a_history_paragraphs_stay_where_they_were_written(
         assert history(script) == [("Alice", 1, "One.", True)]
 
 
-def test_unsynchronised_workers_keep_their_paragraphs_to_the_end(stage: SessionHarness) -> None:
-    script = stage.script(
+def test_unsynchronised_workers_keep_their_paragraphs_to_the_end(sessions: SessionHarness) -> None:
+    script = sessions.script(
         {"Alice": [" One.\n\n", " Two", END, END]}, sync_interval=None, max_steps=8
     )
     script.run()
@@ -94,9 +96,9 @@ def test_unsynchronised_workers_keep_their_paragraphs_to_the_end(stage: SessionH
     assert [p[2] for p in history(script) if p[0] == "Alice"] == ["One.", "Two"]
 
 
-def test_paragraph_numbers_go_on_from_the_history_of_the_request(stage: SessionHarness) -> None:
+def test_paragraph_numbers_go_on_from_the_history_of_the_request(sessions: SessionHarness) -> None:
     told = (Paragraph("Bob", 1, "Before."), Paragraph("Bob", 2, "And then."))
-    script = stage.script(
+    script = sessions.script(
         {"Bob": [" Now.\n\n"]}, history=told, protocol=replace(PROSE, first_prefixes=(" Hi",))
     )
     assert own_text(script, 0) == "**Alice [1]:**"
@@ -107,8 +109,8 @@ def test_paragraph_numbers_go_on_from_the_history_of_the_request(stage: SessionH
     assert history(script) == [("Bob", 3, "Now.", True)]
 
 
-def test_code_ends_at_its_closing_fence(stage: SessionHarness) -> None:
-    script = stage.script({"Alice": ["x = 1\n```\n"]}, protocol=replace(CODE, stagger=0))
+def test_code_ends_at_its_closing_fence(sessions: SessionHarness) -> None:
+    script = sessions.script({"Alice": ["x = 1\n```\n"]}, protocol=replace(CODE, stagger=0))
     assert own_text(script, 0) == "**Alice [1]:**\n\n```python\n"
     while not script.parallel.history:
         script.step()
@@ -117,18 +119,18 @@ def test_code_ends_at_its_closing_fence(stage: SessionHarness) -> None:
     assert own_text(script, 0) == "**Alice [2]:**\n\n```python\n"
 
 
-def test_a_fence_that_is_cut_is_closed_for_the_others(stage: SessionHarness) -> None:
-    script = stage.script({"Alice": ["x = 1\n", END]}, protocol=replace(CODE, stagger=0))
+def test_a_fence_that_is_cut_is_closed_for_the_others(sessions: SessionHarness) -> None:
+    script = sessions.script({"Alice": ["x = 1\n", END]}, protocol=replace(CODE, stagger=0))
     while not script.parallel.history:
         script.step()
     assert common_text(script) == "**Alice [1]:**\n\n```python\nx = 1\n```\n\n"
 
 
-def test_openings_and_first_words_are_put_in_workers_mouths(stage: SessionHarness) -> None:
+def test_openings_and_first_words_are_put_in_workers_mouths(sessions: SessionHarness) -> None:
     protocol = replace(
         PROSE, forced_prefix=" Well:", first_prefixes=(" I'm {name}.", " And I {name}.")
     )
-    script = stage.script({"Alice": [" One.\n\n"]}, protocol=protocol, workers=make_workers(3))
+    script = sessions.script({"Alice": [" One.\n\n"]}, protocol=protocol, workers=make_workers(3))
     assert [own_text(script, i) for i in range(3)] == [
         "**Alice [1]:** Well: I'm Alice.",
         "**Bob [1]:** Well: And I Bob.",
@@ -143,9 +145,9 @@ def test_openings_and_first_words_are_put_in_workers_mouths(stage: SessionHarnes
 
 
 def test_an_end_of_turn_after_text_ends_the_paragraph_and_then_the_worker(
-    stage: SessionHarness,
+    sessions: SessionHarness,
 ) -> None:
-    script = stage.script({"Alice": [" One", END, END], "Bob": [" Two three four five"]})
+    script = sessions.script({"Alice": [" One", END, END], "Bob": [" Two three four five"]})
     steps(script, 2)
     assert history(script) == [("Alice", 1, "One", True)]
     assert common_text(script) == "**Alice [1]:** One\n\n"
@@ -157,25 +159,29 @@ def test_an_end_of_turn_after_text_ends_the_paragraph_and_then_the_worker(
     assert script.of(Step)[-1].active == ("Bob",)
 
 
-def test_an_end_of_turn_may_end_the_session(stage: SessionHarness) -> None:
+def test_an_end_of_turn_may_end_the_session(sessions: SessionHarness) -> None:
     protocol = replace(PROSE, end_of_turn="ends_session")
-    script = stage.script({"Alice": [" One", END], "Bob": [" Two three four"]}, protocol=protocol)
+    script = sessions.script(
+        {"Alice": [" One", END], "Bob": [" Two three four"]}, protocol=protocol
+    )
     script.run()
     assert history(script) == [("Alice", 1, "One", True), ("Bob", 1, "Two three", False)]
     assert ends(script) == {"Alice": "end_of_turn", "Bob": "stop"}
     assert done(script).usage.steps == 2
 
 
-def test_all_workers_done_ends_the_parallel_phase(stage: SessionHarness) -> None:
-    script = stage.script({"Alice": [END], "Bob": [" x", END, END], "": [" fine", END]})
+def test_all_workers_done_ends_the_parallel_phase(sessions: SessionHarness) -> None:
+    script = sessions.script({"Alice": [END], "Bob": [" x", END, END], "": [" fine", END]})
     script.run()
     assert ends(script) == {"Alice": "end_of_turn", "Bob": "end_of_turn"}
     assert (done(script).text, done(script).finish_reason) == ("fine", "stop")
     assert done(script).usage.steps == 3
 
 
-def test_workers_start_their_stagger_apart(stage: SessionHarness) -> None:
-    script = stage.script(workers=make_workers(3), protocol=replace(PROSE, stagger=2), max_steps=6)
+def test_workers_start_their_stagger_apart(sessions: SessionHarness) -> None:
+    script = sessions.script(
+        workers=make_workers(3), protocol=replace(PROSE, stagger=2), max_steps=6
+    )
     script.run()
     assert [event.active for event in script.of(Step)] == [
         *[("Alice",)] * 2,
@@ -186,21 +192,21 @@ def test_workers_start_their_stagger_apart(stage: SessionHarness) -> None:
 
 @pytest.mark.parametrize("first", [[END], [" x", END, END]])
 def test_workers_start_although_those_before_them_are_done_early(
-    stage: SessionHarness, first: list[Any]
+    sessions: SessionHarness, first: list[Any]
 ) -> None:
     """Nobody writes in between, so no pass would come if the stagger were waited for."""
-    script = stage.script({"Alice": first}, protocol=replace(PROSE, stagger=10), max_steps=8)
+    script = sessions.script({"Alice": first}, protocol=replace(PROSE, stagger=10), max_steps=8)
     script.run(60)
     assert any(event.active == ("Bob",) for event in script.of(Step))
 
 
-def test_a_boxed_answer_in_a_finished_paragraph_stops_all(stage: SessionHarness) -> None:
+def test_a_boxed_answer_in_a_finished_paragraph_stops_all(sessions: SessionHarness) -> None:
     protocol = replace(PAPER, first_prefixes=())
     texts: dict[str, list[str | int]] = {
         "Alice": [" It is \\boxed{}.\n\n", " So \\boxed{4}.\n\n"],
         "Bob": [" Thinking \\boxed{5} on and on and on and on and on"],
     }
-    script = stage.script(texts, protocol=protocol, max_steps=60)
+    script = sessions.script(texts, protocol=protocol, max_steps=60)
     script.run()
     complete = [p for p in history(script) if p[3]]
     assert complete == [
@@ -211,12 +217,12 @@ def test_a_boxed_answer_in_a_finished_paragraph_stops_all(stage: SessionHarness)
     assert done(script).usage.steps < 60
 
 
-def test_a_stop_string_ends_its_worker_only(stage: SessionHarness) -> None:
+def test_a_stop_string_ends_its_worker_only(sessions: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {
         "Alice": [" One two ST", "OP three"],
         "Bob": [" Four five"],
     }
-    script = stage.script(texts, stop=("STOP",), max_steps=10)
+    script = sessions.script(texts, stop=("STOP",), max_steps=10)
     script.run()
     assert ends(script) == {"Alice": "stop", "Bob": "length"}
     assert history(script)[0] == ("Alice", 1, "One two", True)
@@ -225,8 +231,8 @@ def test_a_stop_string_ends_its_worker_only(stage: SessionHarness) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_stop_string_at_once_leaves_no_paragraph(stage: SessionHarness, layout: Any) -> None:
-    script = stage.script(
+def test_a_stop_string_at_once_leaves_no_paragraph(sessions: SessionHarness, layout: Any) -> None:
+    script = sessions.script(
         {"Alice": ["STOP"]}, stop=("STOP",), max_steps=6, protocol=replace(PROSE, max_repeats=1)
     )
     script.run()
@@ -234,8 +240,8 @@ def test_a_stop_string_at_once_leaves_no_paragraph(stage: SessionHarness, layout
     assert [p[0] for p in history(script)] == ["Bob"]
 
 
-def test_the_budget_of_steps_is_kept(stage: SessionHarness) -> None:
-    script = stage.script(max_steps=7)
+def test_the_budget_of_steps_is_kept(sessions: SessionHarness) -> None:
+    script = sessions.script(max_steps=7)
     script.run()
     assert [event.step for event in script.of(Step)] == list(range(1, 8))
     assert ends(script) == {"Alice": "length", "Bob": "length"}
@@ -247,7 +253,7 @@ def test_the_budget_of_steps_is_kept(stage: SessionHarness) -> None:
 
 
 def test_the_first_to_end_a_paragraph_after_enough_tokens_is_intervened(
-    stage: SessionHarness,
+    sessions: SessionHarness,
 ) -> None:
     """One counter over all workers' tokens, which starts again behind an intervention."""
     protocol = replace(PROSE, intervention="Am I useful?", intervention_tokens=13)
@@ -255,7 +261,7 @@ def test_the_first_to_end_a_paragraph_after_enough_tokens_is_intervened(
         "Alice": [" a.\n\n", " a b c d e f.\n\n", " a.\n\n", " a.\n\n"],
         "Bob": [" b c d e f g h.\n\n", " b.\n\n"],
     }
-    script = stage.script(texts, protocol=protocol, max_steps=24)
+    script = sessions.script(texts, protocol=protocol, max_steps=24)
     script.run()
     told = script.of(Intervention)
     assert [(event.worker, event.step, event.text) for event in told] == [
@@ -268,7 +274,7 @@ def test_the_first_to_end_a_paragraph_after_enough_tokens_is_intervened(
     check_streams(script.events)
 
 
-def test_no_intervention_comes_where_the_protocol_has_none(stage: SessionHarness) -> None:
-    script = stage.script({"Alice": [" a.\n\n"] * 6}, max_steps=20)
+def test_no_intervention_comes_where_the_protocol_has_none(sessions: SessionHarness) -> None:
+    script = sessions.script({"Alice": [" a.\n\n"] * 6}, max_steps=20)
     script.run()
     assert not script.of(Intervention)

@@ -19,7 +19,7 @@ from hogwild_engine.api.request import SamplingParams
 from hogwild_engine.loading import quantized
 from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.step import linear_packing
-from model_harness import drawn_by_writer, model_of, plain
+from model_harness import model_of, plain, sampled_by_writer
 from tiny import save_tiny, tiny_model
 
 QUESTION = ({"role": "user", "content": "Tell me about the sea, and why it is not blue."},)
@@ -67,9 +67,9 @@ def written(
     tokens = count if workers == 1 else 4
     team = make_workers(workers)
     request = Request(QUESTION, team, max_steps=count, max_tokens=tokens, sampling=GREEDY)
-    with drawn_by_writer(monkeypatch) as drawn:
+    with sampled_by_writer(monkeypatch) as sampled:
         engine.submit(request).result(120)
-    return drawn
+    return sampled
 
 
 def prompt_of(engine: Engine) -> list[int]:

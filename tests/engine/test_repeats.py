@@ -13,13 +13,15 @@ from model_harness import Script
 from session_harness import END, PROSE, SessionHarness, common_text, ends, history, own_text, steps
 
 
-def test_prose_that_repeats_is_rewound_and_its_weakest_token_banned(stage: SessionHarness) -> None:
+def test_prose_that_repeats_is_rewound_and_its_weakest_token_banned(
+    sessions: SessionHarness,
+) -> None:
     words = " sleep is good for you and for me and all who live here too. "
     texts: dict[str, list[str | int]] = {
         "Alice": [words, "\n\n"],
         "Bob": [words, " but then"],
     }
-    script = stage.script(texts, protocol=replace(PROSE, max_repeats=1), max_steps=60)
+    script = sessions.script(texts, protocol=replace(PROSE, max_repeats=1), max_steps=60)
     while not script.writers[1].draft or not script.writers[1].draft.rewinds:
         script.step()
     draft = script.writers[1].draft
@@ -33,9 +35,9 @@ def test_prose_that_repeats_is_rewound_and_its_weakest_token_banned(stage: Sessi
     assert not shown
 
 
-def test_a_banned_token_is_not_drawn_again_at_its_place(stage: SessionHarness) -> None:
+def test_a_banned_token_is_not_drawn_again_at_its_place(sessions: SessionHarness) -> None:
     words = " sleep is good for you and for me and all who live here too. "
-    script = stage.script(
+    script = sessions.script(
         {"Alice": [words], "Bob": [words]}, protocol=replace(PROSE, max_repeats=2)
     )
     banned: list[set[int]] = []
@@ -53,9 +55,13 @@ def test_a_banned_token_is_not_drawn_again_at_its_place(stage: SessionHarness) -
     assert not any(banned[:-1])
 
 
-def test_a_worker_that_repeats_on_and_on_is_done_and_leaves_nothing(stage: SessionHarness) -> None:
+def test_a_worker_that_repeats_on_and_on_is_done_and_leaves_nothing(
+    sessions: SessionHarness,
+) -> None:
     words = " sleep is good for you and for me and all who live here too. "
-    script = stage.script({"Alice": [words]}, protocol=replace(PROSE, max_repeats=1), max_steps=60)
+    script = sessions.script(
+        {"Alice": [words]}, protocol=replace(PROSE, max_repeats=1), max_steps=60
+    )
     script.loop("Bob", words)
     while "Bob" not in ends(script):
         script.step()
@@ -64,12 +70,12 @@ def test_a_worker_that_repeats_on_and_on_is_done_and_leaves_nothing(stage: Sessi
     assert "Bob" not in common_text(script)
 
 
-def test_code_that_opens_like_another_is_rewound_and_done_at_last(stage: SessionHarness) -> None:
+def test_code_that_opens_like_another_is_rewound_and_done_at_last(sessions: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {
         "Alice": ["def add(a):\n    return a\n```\n"],
         "Bob": ["def add(", "def add(", "def sub(a):\n    return -a\n```\n"],
     }
-    script = stage.script(texts, protocol=replace(CODE, stagger=0), max_steps=60)
+    script = sessions.script(texts, protocol=replace(CODE, stagger=0), max_steps=60)
     while not any(p[0] == "Bob" for p in history(script)):
         script.step()
         assert script.turns < 60
@@ -80,12 +86,12 @@ def test_code_that_opens_like_another_is_rewound_and_done_at_last(stage: Session
     assert common_text(script).count("def add") == 1
 
 
-def test_the_fourth_repeat_of_code_ends_its_worker(stage: SessionHarness) -> None:
+def test_the_fourth_repeat_of_code_ends_its_worker(sessions: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {
         "Alice": ["def add(a):\n    return a\n```\n", *["def add("] * 8],
         "Bob": ["def sub(a):\n    return a\n    # and so on, on and on"],
     }
-    script = stage.script(texts, protocol=replace(CODE, stagger=0), max_steps=80)
+    script = sessions.script(texts, protocol=replace(CODE, stagger=0), max_steps=80)
     rewound = 0
     while "Alice" not in ends(script):
         script.step()
@@ -97,8 +103,10 @@ def test_the_fourth_repeat_of_code_ends_its_worker(stage: SessionHarness) -> Non
     assert ends(script)["Alice"] == "repeats"
 
 
-def test_the_header_of_another_worker_is_cut_and_ends_the_paragraph(stage: SessionHarness) -> None:
-    script = stage.script({"Alice": [" My part.", " **Bob [7]:** And his"]})
+def test_the_header_of_another_worker_is_cut_and_ends_the_paragraph(
+    sessions: SessionHarness,
+) -> None:
+    script = sessions.script({"Alice": [" My part.", " **Bob [7]:** And his"]})
     while not script.parallel.history:
         script.step()
     assert history(script) == [("Alice", 1, "My part.", True)]
@@ -113,9 +121,9 @@ def check_streams_so_far(script: Script) -> None:
     assert "**" not in shown
 
 
-def test_headers_are_not_guarded_where_the_protocol_says_so(stage: SessionHarness) -> None:
+def test_headers_are_not_guarded_where_the_protocol_says_so(sessions: SessionHarness) -> None:
     protocol = replace(PROSE, forbids_headers=False)
-    script = stage.script({"Alice": [" a **Bob [7]:** b.\n\n"]}, protocol=protocol)
+    script = sessions.script({"Alice": [" a **Bob [7]:** b.\n\n"]}, protocol=protocol)
     while not script.parallel.history:
         script.step()
     assert history(script) == [("Alice", 1, "a **Bob [7]:** b.", True)]
@@ -130,9 +138,9 @@ def test_headers_are_not_guarded_where_the_protocol_says_so(stage: SessionHarnes
     ids=["prose", "code"],
 )
 def test_a_paragraph_that_says_nothing_never_enters_the_history(
-    stage: SessionHarness, protocol: Protocol, junk: list[Any]
+    sessions: SessionHarness, protocol: Protocol, junk: list[Any]
 ) -> None:
-    script = stage.script({"Alice": junk}, protocol=protocol, max_steps=40)
+    script = sessions.script({"Alice": junk}, protocol=protocol, max_steps=40)
     while "Alice" not in ends(script):
         script.step()
         assert script.turns < 40
@@ -152,11 +160,11 @@ def test_a_paragraph_that_says_nothing_never_enters_the_history(
     ids=["pass", "dots", "nothing", "pass-end-of-turn", "end-of-turn"],
 )
 def test_a_stub_is_rewound_to_its_missing_body_and_shows_nothing_before(
-    stage: SessionHarness, stub: list[str | int], body: str
+    sessions: SessionHarness, stub: list[str | int], body: str
 ) -> None:
     head = "def add(a):\n    # Give it back\n"
     texts: dict[str, list[str | int]] = {"Alice": [head, *stub, body + "\n```\n"]}
-    script = stage.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
+    script = sessions.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
     while not script.writers[0].draft or not script.writers[0].draft.rewinds:
         script.step()
         assert not script.writers[0].done
@@ -173,9 +181,9 @@ def test_a_stub_is_rewound_to_its_missing_body_and_shows_nothing_before(
     assert [p[2] for p in history(script)] == [shown]
 
 
-def test_the_fourth_end_of_turn_at_a_stub_ends_its_worker(stage: SessionHarness) -> None:
+def test_the_fourth_end_of_turn_at_a_stub_ends_its_worker(sessions: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {"Alice": ["def add(a):\n", END, END, END, END, "    no"]}
-    script = stage.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
+    script = sessions.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
     while "Alice" not in ends(script):
         script.step()
         assert script.turns < 60
@@ -184,24 +192,24 @@ def test_the_fourth_end_of_turn_at_a_stub_ends_its_worker(stage: SessionHarness)
     assert not [e for e in script.events if e.type == "token"]
 
 
-def test_an_end_of_turn_behind_a_body_s_indent_leaves_the_indent(stage: SessionHarness) -> None:
+def test_an_end_of_turn_behind_a_body_s_indent_leaves_the_indent(sessions: SessionHarness) -> None:
     head = "def add(a):\n    # Give it back\n        "
     texts: dict[str, list[str | int]] = {"Alice": [head, END, "return a\n```\n"]}
-    script = stage.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
+    script = sessions.script(texts, protocol=replace(CODE, stagger=9), max_steps=60)
     while not script.parallel.history:
         script.step()
         assert script.turns < 60
     assert [p[2] for p in history(script)] == [f"```python\n{head}return a\n```"]
 
 
-def test_what_a_grammar_ends_is_kept_even_where_it_says_nothing(stage: SessionHarness) -> None:
+def test_what_a_grammar_ends_is_kept_even_where_it_says_nothing(sessions: SessionHarness) -> None:
     grammar = Grammar("regex", r"def [a-z]+\(a\):\n( +(pass|return a)\n)?")
     texts: dict[str, list[str | int]] = {
         "Alice": ["def add(a):\n", END],
         "Bob": ["def sub(a):\n    pass\n", END],
     }
     protocol = replace(CODE, stagger=0)
-    script = stage.script(texts, protocol=protocol, worker_grammar=grammar, max_steps=60)
+    script = sessions.script(texts, protocol=protocol, worker_grammar=grammar, max_steps=60)
     while len(ends(script)) < 2:
         script.step()
         assert script.turns < 60
@@ -212,19 +220,21 @@ def test_what_a_grammar_ends_is_kept_even_where_it_says_nothing(stage: SessionHa
     }
 
 
-def test_a_stub_ends_its_worker_where_the_protocol_rewinds_nothing(stage: SessionHarness) -> None:
+def test_a_stub_ends_its_worker_where_the_protocol_rewinds_nothing(
+    sessions: SessionHarness,
+) -> None:
     protocol = replace(CODE, stagger=9, max_repeats=None)
-    script = stage.script({"Alice": ["def add(a):\n", END]}, protocol=protocol)
+    script = sessions.script({"Alice": ["def add(a):\n", END]}, protocol=protocol)
     while "Alice" not in ends(script):
         script.step()
         assert script.turns < 60
     assert ends(script) == {"Alice": "end_of_turn"}
 
 
-def test_a_stub_in_the_stream_of_all_workers_is_never_rewound(stage: SessionHarness) -> None:
+def test_a_stub_in_the_stream_of_all_workers_is_never_rewound(sessions: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {"Alice": ["def add(a):\n", END], "Bob": ["def sub(b):\n"]}
     protocol = replace(CODE, stagger=0)
-    script = stage.script(texts, protocol=protocol, layout="arrival", max_steps=60)
+    script = sessions.script(texts, protocol=protocol, layout="arrival", max_steps=60)
     while "Alice" not in ends(script):
         before = list(script.writers[0].block.tokens)
         script.step()
@@ -233,7 +243,7 @@ def test_a_stub_in_the_stream_of_all_workers_is_never_rewound(stage: SessionHarn
     assert ends(script)["Alice"] == "end_of_turn"
 
 
-def test_a_closed_fence_at_once_ends_the_worker(stage: SessionHarness) -> None:
-    script = stage.script({"Alice": ["```\n"]}, protocol=replace(CODE, stagger=0))
+def test_a_closed_fence_at_once_ends_the_worker(sessions: SessionHarness) -> None:
+    script = sessions.script({"Alice": ["```\n"]}, protocol=replace(CODE, stagger=0))
     steps(script, 3)
     assert ends(script) == {"Alice": "end_of_turn"}

@@ -27,10 +27,12 @@ PROTOCOL = Protocol(name="x", rules="Go.", stagger=0, min_chars=0, max_repeats=N
 class Bench:
     """A scheduler over a small pool, and sessions that always draw the same token."""
 
-    def __init__(self, rig: ModelHarness, chat: ChatTemplate, max_num_batched_tokens: int) -> None:
-        self.rig = rig
+    def __init__(
+        self, harness: ModelHarness, chat: ChatTemplate, max_num_batched_tokens: int
+    ) -> None:
+        self.harness = harness
         self.chat = chat
-        self.scheduler = Scheduler(rig.cache, max_num_batched_tokens)
+        self.scheduler = Scheduler(harness.cache, max_num_batched_tokens)
         self.token = chat.encode(" word")[0]
 
     def session(
@@ -42,9 +44,9 @@ class Bench:
             protocol=PROTOCOL,
             **{"max_steps": 20, "max_tokens": 30, **options},
         )
-        pool = self.rig.cache.pool
+        pool = self.harness.cache.pool
         room = SessionLimits(4000, pool.num_pages, pool.page_size)
-        session = Session(SessionContext(request, self.chat, GREEDY, self.rig.cache, room))
+        session = Session(SessionContext(request, self.chat, GREEDY, self.harness.cache, room))
         self.scheduler.add(session)
         return session
 
@@ -58,7 +60,7 @@ class Bench:
         """Every page has as many references as readers, and nobody holds more than was set aside
         for it.
         """
-        pool, held = self.rig.cache.pool, Counter[int]()
+        pool, held = self.harness.cache.pool, Counter[int]()
         for session in self.scheduler.running:
             pages = [page for block in session.phase.blocks for page in block.pages]
             assert len(pages) == len(set(pages)) <= session.num_pages
@@ -77,25 +79,25 @@ class Bench:
         return {step.session: sum(chunk.count for chunk in step.chunks) for step in steps}
 
 
-def replaced_cache(rig: ModelHarness, num_pages: int = 70) -> ModelHarness:
+def replaced_cache(harness: ModelHarness, num_pages: int = 70) -> ModelHarness:
     """The same bench over a small pool that keeps pages; nothing is written to it."""
-    other = copy(rig)
-    other.cache = KVCache(rig.cache.shapes, num_pages, 8, keeps_pages=True)
+    other = copy(harness)
+    other.cache = KVCache(harness.cache.shapes, num_pages, 8, keeps_pages=True)
     return other
 
 
 @pytest.fixture(scope="module")
-def rig() -> ModelHarness:
+def harness() -> ModelHarness:
     return ModelHarness(tiny_model("llama"), num_pages=200)
 
 
 @pytest.fixture
-def bench(rig: ModelHarness, chat: ChatTemplate) -> Iterator[Bench]:
-    bench = Bench(rig, chat, max_num_batched_tokens=40)
+def bench(harness: ModelHarness, chat: ChatTemplate) -> Iterator[Bench]:
+    bench = Bench(harness, chat, max_num_batched_tokens=40)
     yield bench
     for session in [*bench.scheduler.running, *bench.scheduler.waiting]:
         bench.scheduler.remove(session)
-    assert rig.all_free
+    assert harness.all_free
 
 
 def test_a_long_prompt_is_fed_in_passes_of_bounded_size(bench: Bench) -> None:
@@ -122,9 +124,9 @@ def test_sessions_that_decode_are_in_every_pass(bench: Bench) -> None:
 
 
 def test_prompts_get_a_share_of_a_pass_however_many_decode(
-    rig: ModelHarness, chat: ChatTemplate
+    harness: ModelHarness, chat: ChatTemplate
 ) -> None:
-    bench = Bench(rig, chat, max_num_batched_tokens=4)
+    bench = Bench(harness, chat, max_num_batched_tokens=4)
     decoding = [bench.session(max_tokens=160) for _ in range(5)]
     bench.admit()
     while any(session.is_prefill for session in decoding):
@@ -205,12 +207,12 @@ def test_all_workers_of_a_session_write_in_every_pass(bench: Bench) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_any_order_of_sessions_passes_and_cancels_keeps_the_pages_counted(
-    chat: ChatTemplate, rig: ModelHarness, seed: int
+    chat: ChatTemplate, harness: ModelHarness, seed: int
 ) -> None:
     """Prompts start alike, the pool is tiny, sessions end and are cancelled at any moment."""
     rng = random.Random(seed)
-    rig = replaced_cache(rig)
-    bench = Bench(rig, chat, max_num_batched_tokens=rng.choice((8, 40, 200)))
+    harness = replaced_cache(harness)
+    bench = Bench(harness, chat, max_num_batched_tokens=rng.choice((8, 40, 200)))
     scheduler, ended, reused = bench.scheduler, 0, 0
     for _ in range(300):
         act = rng.random()
@@ -238,4 +240,4 @@ def test_any_order_of_sessions_passes_and_cancels_keeps_the_pages_counted(
     assert reused
     for session in [*scheduler.running, *scheduler.waiting]:
         scheduler.remove(session)
-    assert rig.all_free
+    assert harness.all_free

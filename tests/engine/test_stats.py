@@ -12,7 +12,7 @@ from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.stats import Recorder, Totals
 from tiny import tiny_model
 
-# No paragraph ends: what a worker draws is one text.
+# No paragraph ends: what a worker rows is one text.
 OPEN_END = Protocol(name="open end", rules="Go.", min_chars=10**9, stagger=0)
 
 
@@ -58,7 +58,7 @@ def test_a_decoding_pass_counts_once_and_encodes_a_token_of_each_worker(engine: 
     usage = engine.submit(request(3, ignore_eos=True)).result(20).usage
     after = engine.stats()
     assert after.steps - before.steps == usage.forward_steps
-    # The last drawn token of each worker is not encoded any more.
+    # The last sampled token of each worker is not encoded any more.
     fresh = usage.prompt_tokens - usage.cached_tokens
     encoded = fresh + usage.forced_tokens + usage.output_tokens - 3
     assert after.encoded_tokens - before.encoded_tokens == encoded

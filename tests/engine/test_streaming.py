@@ -20,7 +20,7 @@ from hogwild_engine.sessions.writer import Draft, Writer
 from hogwild_engine.step.sampling import SampledToken
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.detokenizer import Detokenizer
-from model_harness import ModelHarness, Script, drawn_by_writer
+from model_harness import ModelHarness, Script, sampled_by_writer
 from streams import check_streams
 from tiny import VOCABULARY, tiny_model
 
@@ -38,7 +38,7 @@ TEXTS = st.lists(
 
 
 @pytest.fixture(scope="module")
-def rig() -> ModelHarness:
+def harness() -> ModelHarness:
     return ModelHarness(tiny_model("llama"), num_pages=256)
 
 
@@ -63,7 +63,7 @@ def test_the_pieces_of_any_text_join_to_it_and_are_whole_characters(
 @ONCE
 @given(ids=st.lists(st.integers(0, VOCABULARY - 1), max_size=24))
 def test_the_pieces_of_any_tokens_join_to_their_decode(chat: ChatTemplate, ids: list[int]) -> None:
-    """Whatever a model draws: broken characters and control tokens included."""
+    """Whatever a model rows: broken characters and control tokens included."""
     visible = [token for token in ids if token not in chat.special_ids]
     assert "".join(pieces(chat, ids)) == chat.decode(visible)
 
@@ -154,7 +154,7 @@ def test_text_that_was_forced_is_part_of_the_draft_once(chat: ChatTemplate) -> N
 
 
 def answer(
-    rig: ModelHarness,
+    harness: ModelHarness,
     chat: ChatTemplate,
     pieces: Sequence[str | int],
     max_tokens: int = 500,
@@ -163,7 +163,7 @@ def answer(
     """What a single worker's session ends with, its streams checked."""
     messages = ({"role": "user", "content": "Go"},)
     request = Request(messages, workers=make_workers(1), max_tokens=max_tokens, **options)
-    script = Script(rig, chat, request, {"": pieces})
+    script = Script(harness, chat, request, {"": pieces})
     script.run(600)
     script.session.release()
     check_streams(script.events)
@@ -188,41 +188,41 @@ def answer(
     ],
 )
 def test_an_answer_ends_where_it_should_and_streams_what_it_says(
-    rig: ModelHarness,
+    harness: ModelHarness,
     chat: ChatTemplate,
     pieces: tuple[str | int, ...],
     stop: tuple[str, ...],
     text: str,
     reason: str,
 ) -> None:
-    done = answer(rig, chat, pieces, stop=stop)
+    done = answer(harness, chat, pieces, stop=stop)
     assert (done.text, done.finish_reason) == (text, reason)
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(text=TEXTS, stop=st.sampled_from(("STOP", "🏳️‍🌈", "\n", "é", "ST")))
 def test_an_answer_is_its_text_up_to_the_first_stop_string(
-    rig: ModelHarness, chat: ChatTemplate, text: str, stop: str
+    harness: ModelHarness, chat: ChatTemplate, text: str, stop: str
 ) -> None:
     ids = chat.encode_data(text)
     assume(chat.decode(ids) == text)
-    done = answer(rig, chat, [*ids, END], stop=(stop,))
+    done = answer(harness, chat, [*ids, END], stop=(stop,))
     assert done.text == text.partition(stop)[0]
 
 
 def test_text_that_is_held_back_at_the_last_token_is_given_out(
-    rig: ModelHarness, chat: ChatTemplate
+    harness: ModelHarness, chat: ChatTemplate
 ) -> None:
-    done = answer(rig, chat, [], max_tokens=2, stop=("word word!",))
+    done = answer(harness, chat, [], max_tokens=2, stop=("word word!",))
     assert (done.text, done.finish_reason) == (" word word", "length")
 
 
 @pytest.mark.parametrize("cut", [1, 2])
 def test_a_character_that_the_budget_cuts_shows_as_a_replacement(
-    rig: ModelHarness, chat: ChatTemplate, cut: int
+    harness: ModelHarness, chat: ChatTemplate, cut: int
 ) -> None:
     ids = chat.encode("go 🦜")[:-cut]
-    done = answer(rig, chat, ids, max_tokens=len(ids))
+    done = answer(harness, chat, ids, max_tokens=len(ids))
     assert done.text == chat.decode(ids)
     assert done.text.startswith("go ")
     assert "\ufffd" in done.text
@@ -244,7 +244,7 @@ def test_what_workers_stream_is_what_they_drew(
         max_steps=30,
         max_tokens=20,
     )
-    with drawn_by_writer(monkeypatch) as drawn:
+    with sampled_by_writer(monkeypatch) as sampled:
         events = list(engine.submit(request))
     check_streams(events)
     done = events[-1]
@@ -252,8 +252,10 @@ def test_what_workers_stream_is_what_they_drew(
     hidden = engine.chat.special_ids
     for number, name in enumerate(("Alice", "Bob", "Carol")):
         said = "".join(p.text for p in done.paragraphs if p.worker == name)
-        wanted = engine.chat.decode([t for t in drawn[number] if t not in hidden])
+        wanted = engine.chat.decode([t for t in sampled[number] if t not in hidden])
         assert "".join(said.split()).replace("\ufffd", "") == "".join(wanted.split()).replace(
             "\ufffd", ""
         )
-    assert done.text.split() == engine.chat.decode([t for t in drawn[3] if t not in hidden]).split()
+    assert (
+        done.text.split() == engine.chat.decode([t for t in sampled[3] if t not in hidden]).split()
+    )

@@ -49,8 +49,8 @@ def test_others_become_visible_at_every_kth_step(
     layout: LayoutName,
     sync_interval: int | None,
 ) -> None:
-    rig = ModelHarness(tiny_model("llama"))
-    play(monkeypatch, rig, chat, layout, 3, sync_interval=sync_interval)
+    harness = ModelHarness(tiny_model("llama"))
+    play(monkeypatch, harness, chat, layout, 3, sync_interval=sync_interval)
 
 
 @pytest.mark.parametrize("family", MAIN_FAMILIES)
@@ -71,62 +71,62 @@ def test_the_embedded_model_reads_views_as_the_oracle_does(
     layout: LayoutName,
     num_workers: int,
 ) -> None:
-    rig = ModelHarness(smollm_model, num_pages=80)
+    harness = ModelHarness(smollm_model, num_pages=80)
     bounds: dict[str, Any] = {"num_steps": 6, "tolerance": 2e-4, "every": 7}
-    play(monkeypatch, rig, chat, layout, num_workers, **bounds)
+    play(monkeypatch, harness, chat, layout, num_workers, **bounds)
 
 
 @pytest.mark.parametrize("page_size", [1, 5, 64])
 def test_page_borders_do_not_matter(
     monkeypatch: pytest.MonkeyPatch, chat: ChatTemplate, page_size: int
 ) -> None:
-    rig = ModelHarness(
+    harness = ModelHarness(
         tiny_model("mistral"), num_pages=max(64, 1500 // page_size), page_size=page_size
     )
-    play(monkeypatch, rig, chat, "combined", 3)
+    play(monkeypatch, harness, chat, "combined", 3)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_any_views_of_any_blocks_fed_in_any_pieces(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Also empty blocks, blocks that stand twice in a view, and several feeds to one block."""
+    """Also empty blocks, blocks that stand twice in a view, and several chunks to one block."""
     rng = random.Random(seed)
-    rig = ModelHarness(tiny_model(MAIN_FAMILIES[seed % len(MAIN_FAMILIES)]), num_pages=128)
-    blocks = [rig.block() for _ in range(rng.randint(1, 5))]
+    harness = ModelHarness(tiny_model(MAIN_FAMILIES[seed % len(MAIN_FAMILIES)]), num_pages=128)
+    blocks = [harness.block() for _ in range(rng.randint(1, 5))]
     written = [0] * len(blocks)
     for _ in range(6):
-        owed = []
+        pending = []
         for index in rng.sample(range(len(blocks)), rng.randint(1, len(blocks))):
             count = rng.choice((1, 1, 2, 7, 13))
             blocks[index].append([rng.randrange(3, 40_000) for _ in range(count)])
-            owed += pieces(rng, index, written[index], count)
+            pending += pieces(rng, index, written[index], count)
             written[index] += count
-        feeds, reads = [], []
-        for index, start, count in owed:
+        chunks, reads = [], []
+        for index, start, count in pending:
             own = blocks[index]
             others = [block for block in blocks if block is not own]
             seen = rng.choices(others, k=rng.randint(0, 4)) if others else []
-            feeds.append(Chunk(own, start, count, [*seen, own]))
+            chunks.append(Chunk(own, start, count, [*seen, own]))
             reads.append(Reads(own, start, count, [(block, len(block)) for block in seen]))
         with recorded(monkeypatch) as calls:
-            rig.run(feeds)
-            check_attention(rig, calls, reads)
+            harness.run(chunks)
+            check_attention(harness, calls, reads)
 
 
 def pieces(
     rng: random.Random, index: int, start: int, count: int
 ) -> Sequence[tuple[int, int, int]]:
-    """The tokens of one block as one or two feeds: ``(block, start, count)``."""
+    """The tokens of one block as one or two chunks: ``(block, start, count)``."""
     middle = rng.randint(0, count)
     parts = [(index, start, middle), (index, start + middle, count - middle)]
     return [part for part in parts if part[2]]
 
 
 def test_a_plan_is_plain_data_and_runs_after_a_trip_between_processes() -> None:
-    rig = ModelHarness(tiny_model("mistral"))
-    common, own = rig.block(range(100, 117)), rig.block(range(200, 205))
+    harness = ModelHarness(tiny_model("mistral"))
+    common, own = harness.block(range(100, 117)), harness.block(range(200, 205))
     plan = batch_of([Chunk(common, 0, 17, [common]), Chunk(own, 0, 5, [common, own], samples=True)])
     travelled = pickle.loads(pickle.dumps(plan))
     assert travelled == plan
-    assert torch.equal(rig.runner.run(travelled), rig.runner.run(plan))
+    assert torch.equal(harness.runner.run(travelled), harness.runner.run(plan))

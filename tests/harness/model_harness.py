@@ -44,7 +44,7 @@ GREEDY = ResolvedSampling(0.0, 1.0, 0, 0.0, 1.0, 0)
 class ModelHarness:
     """A model and a cache of its own, in which what was never written is NaN.
 
-    ``lean`` runs the forward without module calls in place of transformers' own.
+    ``fused`` runs the forward without module calls in place of transformers' own.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ModelHarness:
         page_size: int = 8,
         attention: str = "auto",
         prefill: str = "auto",
-        lean: bool = False,
+        fused: bool = False,
     ) -> None:
         attention_hook.register()
         self.model = model
@@ -65,9 +65,9 @@ class ModelHarness:
         for group in self.cache.groups:
             group.keys.fill_(torch.nan)
             group.values.fill_(torch.nan)
-        assert not lean or FusedLlamaForward.fits(model, shapes)
+        assert not fused or FusedLlamaForward.fits(model, shapes)
         forward = (
-            FusedLlamaForward(model, shapes, self.windows) if lean else TransformersForward(model)
+            FusedLlamaForward(model, shapes, self.windows) if fused else TransformersForward(model)
         )
         self.runner = ModelRunner(forward, self.cache, self.windows)
 
@@ -166,7 +166,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Attended]]:
 
 
 def check_attention(
-    rig: ModelHarness,
+    harness: ModelHarness,
     calls: Sequence[Attended],
     reads: Sequence[Reads],
     *,
@@ -174,27 +174,27 @@ def check_attention(
     every: int = 1,
 ) -> None:
     """Hold one pass's attention to the oracle, in each row of every n-th layer."""
-    assert len(calls) == len(rig.cache.layers)
+    assert len(calls) == len(harness.cache.layers)
     for layer in range(0, len(calls), every):
         call, wanted = calls[layer], []
-        for feed in reads:
-            wanted += _rows(rig, layer, call, feed, len(wanted))
+        for chunk in reads:
+            wanted += _rows(harness, layer, call, chunk, len(wanted))
         got, empty = call.out.double().split([len(wanted), len(call.out) - len(wanted)])
         torch.testing.assert_close(got, torch.stack(wanted), atol=tolerance, rtol=tolerance)
         assert not empty.any()  # rows that fill a pass up read nothing
 
 
 def _rows(
-    rig: ModelHarness, layer: int, call: Attended, feed: Reads, first_row: int
+    harness: ModelHarness, layer: int, call: Attended, chunk: Reads, first_row: int
 ) -> Iterator[torch.Tensor]:
-    window = rig.windows[layer]
-    own_start = sum(visible for _, visible in feed.others)
-    for index in range(feed.count):
-        position = feed.start + index
+    window = harness.windows[layer]
+    own_start = sum(visible for _, visible in chunk.others)
+    for index in range(chunk.count):
+        position = chunk.start + index
         start, view = 0, []
-        for block, visible in (*feed.others, (feed.block, position + 1)):
+        for block, visible in (*chunk.others, (chunk.block, position + 1)):
             lo = 0 if window is None else max(0, own_start + position - window + 1 - start)
-            view.append((start, Seen(*rig.stored(layer, block), lo, visible)))
+            view.append((start, Seen(*harness.stored(layer, block), lo, visible)))
             start += visible
         options = {
             "scale": call.options["scale"],
@@ -202,19 +202,19 @@ def _rows(
             "sinks": call.options.get("sinks"),
         }
         q = call.q[first_row + index]
-        yield attend(q, view, rig.inv_freq(layer), own_start, **options)[0]
+        yield attend(q, view, harness.inv_freq(layer), own_start, **options)[0]
 
 
 @contextmanager
-def drawn_by_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[int]]]:
-    """Collect the tokens that an engine draws for its one session, by number of the writer."""
+def sampled_by_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[int]]]:
+    """Collect the tokens that an engine rows for its one session, by number of the writer."""
     tokens: dict[int, list[int]] = {}
 
-    def record(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledToken]:
-        drawn = sample(logits, draws)
-        for draw, token in zip(draws, drawn, strict=True):
+    def record(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+        sampled = sample(logits, rows)
+        for draw, token in zip(rows, sampled, strict=True):
             tokens.setdefault(draw.writer, []).append(token.token)
-        return drawn
+        return sampled
 
     with monkeypatch.context() as patch:
         patch.setattr("hogwild_engine.engine.sample", record)
@@ -225,7 +225,7 @@ class Script:
     """A session whose workers write what the test says.
 
     Args:
-        rig: gives the cache, and runs the passes where ``runs``.
+        harness: gives the cache, and runs the passes where ``runs``.
         chat: the tokenizer's chat format.
         request: what the session does.
         texts: what each worker writes, by name, the answer's writer under "". A string is encoded,
@@ -235,7 +235,7 @@ class Script:
 
     def __init__(
         self,
-        rig: ModelHarness,
+        harness: ModelHarness,
         chat: ChatTemplate,
         request: Request,
         texts: Mapping[str, Iterable[str | int]],
@@ -245,7 +245,7 @@ class Script:
         runs: bool = False,
         filler: str = " word",
     ) -> None:
-        self.rig = rig
+        self.harness = harness
         self.chat = chat
         self.events: list[Event] = []
         self.turns = 0
@@ -255,9 +255,9 @@ class Script:
         self._looped: dict[str, list[int]] = {}
         for name, pieces in texts.items():
             self.say(name, *pieces)
-        pool = rig.cache.pool
+        pool = harness.cache.pool
         limits = SessionLimits(context_len, num_pages or pool.num_pages, pool.page_size)
-        self.session = Session(SessionContext(request, chat, GREEDY, rig.cache, limits))
+        self.session = Session(SessionContext(request, chat, GREEDY, harness.cache, limits))
         self.names = [worker.name for worker in request.workers]
         self.session.begin()
         self._phases: list[Phase] = [self.session.phase]
@@ -276,10 +276,10 @@ class Script:
     def step(
         self, limit: int = 10_000, check: Callable[[ScheduledStep], None] | None = None
     ) -> list[Event]:
-        """One pass; returns its events. ``check`` is called before drawn tokens are taken in."""
+        """One pass; returns its events. ``check`` is called before sampled tokens are taken in."""
         scheduled = self.session.schedule(limit)
         if self._runs:
-            self.rig.runner.run(build_batch([scheduled.chunks]))
+            self.harness.runner.run(build_batch([scheduled.chunks]))
         if check is not None:
             check(scheduled)
         sampled = [SampledToken(self._next(row.writer), 0.5) for row in scheduled.rows]

@@ -19,7 +19,7 @@ class SessionHarness:
     """Makes scripted sessions on one small cache and takes their pages back."""
 
     def __init__(self, chat: ChatTemplate) -> None:
-        self.rig = ModelHarness(tiny_model("llama"), num_pages=600)
+        self.harness = ModelHarness(tiny_model("llama"), num_pages=600)
         self.chat = chat
         self.scripts: list[Script] = []
 
@@ -32,7 +32,7 @@ class SessionHarness:
     ) -> Script:
         settings = {"workers": make_workers(2), "protocol": PROSE, "max_steps": 30, "max_tokens": 4}
         request = Request(options.pop("messages", TASK), **{**settings, **options})
-        script = Script(self.rig, chat or self.chat, request, texts or {})
+        script = Script(self.harness, chat or self.chat, request, texts or {})
         self.scripts.append(script)
         return script
 
@@ -40,11 +40,11 @@ class SessionHarness:
         for script in self.scripts:
             script.session.release()
         self.scripts.clear()
-        assert self.rig.all_free
+        assert self.harness.all_free
 
 
 def steps(script: Script, count: int) -> None:
-    """The prefill pass draws first, so ``count`` passes are ``count`` steps."""
+    """The prefill pass rows first, so ``count`` passes are ``count`` steps."""
     for _ in range(count):
         script.step()
 

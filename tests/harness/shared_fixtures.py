@@ -142,14 +142,14 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 
 @pytest.fixture(scope="module")
-def shared_stage(chat: ChatTemplate) -> SessionHarness:
+def shared_sessions(chat: ChatTemplate) -> SessionHarness:
     return SessionHarness(chat)
 
 
 @pytest.fixture
-def stage(shared_stage: SessionHarness) -> Iterator[SessionHarness]:
-    yield shared_stage
-    shared_stage.clear()
+def sessions(shared_sessions: SessionHarness) -> Iterator[SessionHarness]:
+    yield shared_sessions
+    shared_sessions.clear()
 
 
 @pytest.fixture

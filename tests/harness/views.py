@@ -92,7 +92,7 @@ class Visible:
 
 def play(
     monkeypatch: pytest.MonkeyPatch,
-    rig: ModelHarness,
+    harness: ModelHarness,
     chat: ChatTemplate,
     layout: LayoutName,
     num_workers: int,
@@ -113,7 +113,7 @@ def play(
         max_steps=num_steps,
         max_tokens=3,
     )
-    script = Script(rig, chat, request, TEXTS, runs=True)
+    script = Script(harness, chat, request, TEXTS, runs=True)
     visible, limits = Visible(script), random.Random(num_workers)
     with recorded(monkeypatch) as calls:
 
@@ -121,14 +121,14 @@ def play(
             visible.update()
             reads = [
                 Reads(
-                    feed.block,
-                    feed.start,
-                    feed.count,
-                    [(b, visible.of(b)) for b in others_in_view(script, layout, feed.block)],
+                    chunk.block,
+                    chunk.start,
+                    chunk.count,
+                    [(b, visible.of(b)) for b in others_in_view(script, layout, chunk.block)],
                 )
-                for feed in turn.chunks
+                for chunk in turn.chunks
             ]
-            check_attention(rig, calls, reads, tolerance=tolerance, every=every)
+            check_attention(harness, calls, reads, tolerance=tolerance, every=every)
             calls.clear()
 
         while script.session.finished is None:
@@ -138,5 +138,5 @@ def play(
         moved = len(script.parallel.shared.common) > script.session.usage().prompt_tokens
         assert moved == (layout in ("combined", "interleaved") and sync_interval is not None)
     script.session.release()
-    assert rig.all_free
+    assert harness.all_free
     return script

@@ -59,7 +59,7 @@ class DecodeGraphs:
             run: runs the packed numbers of a batch of any size.
         """
         needed = Sizes.of(batch)
-        too_large = needed.rows > MAX_QUERY_TOKENS or needed.entries >= MAX_BLOCK_READS
+        too_large = needed.query_tokens > MAX_QUERY_TOKENS or needed.reads >= MAX_BLOCK_READS
         if not self._works or too_large:
             return None
         sizes = rounded_up(needed)
@@ -74,7 +74,7 @@ class DecodeGraphs:
         captured = self._captured[sizes]
         captured.numbers.copy_(numbers)
         captured.replay()
-        return captured.logits[: needed.sampled].clone()
+        return captured.logits[: needed.logits].clone()
 
     def _capture_step(self, numbers: torch.Tensor, sizes: Sizes, run: RunPacked) -> CapturedStep:
         # Capture on the batch's own numbers: warm-up runs then write the same keys to the cache.
@@ -105,9 +105,9 @@ class CudaCapture:
 def rounded_up(sizes: Sizes) -> Sizes:
     """Round up to powers of two; one block read more, for the pairs that are padding."""
     return Sizes(
-        rows=_power_of_two(sizes.rows, 1),
-        sampled=_power_of_two(sizes.rows, 1),
-        entries=_power_of_two(sizes.entries + 1, 8),
+        query_tokens=_power_of_two(sizes.query_tokens, 1),
+        logits=_power_of_two(sizes.query_tokens, 1),
+        reads=_power_of_two(sizes.reads + 1, 8),
         pages=_power_of_two(sizes.pages, 16),
         pairs=_power_of_two(sizes.pairs, 16),
     )

@@ -80,6 +80,6 @@ class ModelRunner:
         )
         first = parts[self._devices[0]]
         started = time.perf_counter()
-        logits = self.forward(first.tokens, first.positions, tensors, first.sampled)
+        logits = self.forward(first.tokens, first.positions, tensors, first.logit_indices)
         self.forward_s = time.perf_counter() - started
         return logits

@@ -19,21 +19,23 @@ from hogwild_kernels.table import BlockTable
 
 
 class Sizes(NamedTuple):
-    """How many rows, sampled rows, entries, pages of one entry, and pairs of (row, entry)."""
+    """How many query tokens, wanted logits, block reads, pages of one block, and pairs of a query
+    token with a block.
+    """
 
-    rows: int
-    sampled: int
-    entries: int
+    query_tokens: int
+    logits: int
+    reads: int
     pages: int
     pairs: int
 
     @classmethod
     def of(cls, batch: Batch) -> Sizes:
-        """What the batch needs."""
+        """Return the sizes that the batch needs."""
         return cls(
-            rows=len(batch.tokens),
-            sampled=max(1, len(batch.logit_indices)),
-            entries=len(batch.reads),
+            query_tokens=len(batch.tokens),
+            logits=max(1, len(batch.logit_indices)),
+            reads=len(batch.reads),
             pages=max(len(read.pages) for read in batch.reads),
             pairs=sum(len(read.hi) for read in batch.reads),
         )
@@ -47,13 +49,13 @@ class Packed(NamedTuple):
     tokens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
-    sampled: torch.Tensor
-    pages: torch.Tensor  # [entries, pages]
+    logit_indices: torch.Tensor
+    pages: torch.Tensor  # [reads, pages]
     first_row: torch.Tensor
     num_rows: torch.Tensor
     first_pair: torch.Tensor
     deltas: torch.Tensor
-    lo: torch.Tensor  # 0: windows have yet to narrow it
+    lo: torch.Tensor  # 0; sliding windows raise it
     hi: torch.Tensor
     offsets: torch.Tensor
 
@@ -77,28 +79,28 @@ class Packed(NamedTuple):
 
 
 def pack(batch: Batch, sizes: Sizes) -> torch.Tensor:
-    """The batch's numbers in a row on the CPU, int64, parts padded to ``sizes``."""
+    """Return the batch as one int64 tensor on the CPU, its parts padded to ``sizes``."""
     reads = batch.reads
     counts = [len(read.hi) for read in reads]
     first_pair = list(accumulate(counts, initial=0))
-    if len(reads) < sizes.entries:
-        counts.append(sizes.pairs - first_pair[-1])  # the first entry too many has the spare pairs
+    if len(reads) < sizes.reads:
+        counts.append(sizes.pairs - first_pair[-1])  # the first padding read has the spare pairs
     numbers = array("q")
 
     def add(part: Sequence[int], size: int, fill: int = 0) -> None:
         numbers.extend(part)
         numbers.extend(array("q", [fill]) * (size - len(part)))
 
-    add(batch.tokens, sizes.rows)
-    add(batch.positions, sizes.rows)
-    add(batch.slots, sizes.rows, fill=-1)
-    add(batch.logit_indices or [len(batch.tokens) - 1], sizes.sampled)
+    add(batch.tokens, sizes.query_tokens)
+    add(batch.positions, sizes.query_tokens)
+    add(batch.slots, sizes.query_tokens, fill=-1)
+    add(batch.logit_indices or [len(batch.tokens) - 1], sizes.logits)
     for read in reads:
         add(read.pages, sizes.pages)
-    add((), (sizes.entries - len(reads)) * sizes.pages)
-    add([read.first_row for read in reads], sizes.entries)
-    add(counts, sizes.entries)
-    add(first_pair[: sizes.entries], sizes.entries)
+    add((), (sizes.reads - len(reads)) * sizes.pages)
+    add([read.first_row for read in reads], sizes.reads)
+    add(counts, sizes.reads)
+    add(first_pair[: sizes.reads], sizes.reads)
     add([delta for read in reads for delta in read.deltas], sizes.pairs)
     add((), sizes.pairs)
     add([hi for read in reads for hi in read.hi], sizes.pairs)
@@ -107,10 +109,10 @@ def pack(batch: Batch, sizes: Sizes) -> torch.Tensor:
 
 
 def unpack(numbers: torch.Tensor, sizes: Sizes) -> Packed:
-    """Views of what `pack` put in a row."""
-    rows, sampled, entries, pages, pairs = sizes
-    indices = [rows, rows, rows, sampled]
-    columns = [entries * pages, entries, entries, entries, pairs, pairs, pairs, pairs]
+    """Return views of the parts that `pack` concatenated."""
+    tokens, logits, reads, pages, pairs = sizes
+    indices = [tokens, tokens, tokens, logits]
+    columns = [reads * pages, reads, reads, reads, pairs, pairs, pairs, pairs]
     *parts, rest = numbers.split([*indices, sum(columns)])
     packed = Packed(*parts, *rest.int().split(columns))
-    return packed._replace(pages=packed.pages.view(entries, pages))
+    return packed._replace(pages=packed.pages.view(reads, pages))
