@@ -15,7 +15,7 @@ IDS = torch.tensor([[5, 600, 7, 1, 2, 9000, 11]])
 
 # The C code needs AVX-512.
 HAS_NATIVE = not any(
-    matrix.refusal(torch.zeros((16, 64), dtype=dtype))
+    matrix.unsupported_reason(torch.zeros((16, 64), dtype=dtype))
     for dtype in (torch.float32, torch.bfloat16, torch.int8)
 )
 NATIVE = (linear_layers.NativeLinear,) if HAS_NATIVE else ()
@@ -72,7 +72,7 @@ def test_every_form_takes_any_number_of_rows(
 
 @needs_native
 def test_many_rows_without_amx_use_torchs_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(c_backend, "has_tiles", lambda: False)
+    monkeypatch.setattr(c_backend, "has_amx", lambda: False)
     plain = torch.nn.Linear(64, 80).bfloat16().requires_grad_(False)
     layer = linear_layers.NativeLinear(plain.weight, plain.bias)
     x = torch.randn(matrix.MAX_MATRIX_ROWS + 1, 64).bfloat16()

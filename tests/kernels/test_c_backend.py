@@ -130,19 +130,19 @@ def test_silu_mul(dtype: torch.dtype, rows: int) -> None:
     close(out, torch.nn.functional.silu(gate) * up, dtype)
 
 
-# Attention of bfloat16, by the processor's tiles where it has them, and without
+# Attention of bfloat16, with AMX where the processor has it, and without
 
 
-TILES = (False, True) if c_backend.build_error() is None and c_backend.has_tiles() else (False,)
+AMX = (False, True) if c_backend.build_error() is None and c_backend.has_amx() else (False,)
 
 
-@pytest.fixture(params=TILES, ids=lambda tiles: "tiles" if tiles else "no-tiles")
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(c_backend, "has_tiles", lambda: request.param)
+@pytest.fixture(params=AMX, ids=lambda amx: "amx" if amx else "no-amx")
+def amx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(c_backend, "has_amx", lambda: request.param)
     return request.param
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("page_size", [8, 16, 24, 32, 64])
 @pytest.mark.parametrize("seed", range(6))
 def test_any_ranges_on_pages_of_any_size(page_size: int, seed: int) -> None:
@@ -156,7 +156,7 @@ def test_any_ranges_on_pages_of_any_size(page_size: int, seed: int) -> None:
     Case(lengths, rows, dtype=torch.bfloat16, page_size=page_size, seed=seed).check("native")
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (9, 3), (12, 2), (32, 1)])
 def test_heads_and_rows_of_bfloat16(dim: int, heads: int, kv_heads: int) -> None:
@@ -167,7 +167,7 @@ def test_heads_and_rows_of_bfloat16(dim: int, heads: int, kv_heads: int) -> None
         case.check("native")
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("q_scale", [1.0, 5.0])
 def test_softcap_and_sinks_of_bfloat16(q_scale: float) -> None:
     lengths = (600, 40)
@@ -179,7 +179,7 @@ def test_softcap_and_sinks_of_bfloat16(q_scale: float) -> None:
     case.check("native")
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("q_scale", [1e5, 1e9, 1e20])
 def test_huge_scores_stay_finite(q_scale: float) -> None:
     rows = [Row(0, [(0, 0, 40)]), Row(0, [(0, 0, 10)])]
@@ -188,7 +188,7 @@ def test_huge_scores_stay_finite(q_scale: float) -> None:
     torch.testing.assert_close(out.double(), case.wanted()[0], atol=0.03, rtol=0.03)
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("length", [600, 40])
 def test_a_row_that_sees_nothing_but_nan_in_a_task_is_nan(length: int, dtype: torch.dtype) -> None:
@@ -207,7 +207,7 @@ def test_a_row_that_sees_nothing_but_nan_in_a_task_is_nan(length: int, dtype: to
     assert out[2, 1].isfinite().all()
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("amx")
 def test_a_key_that_is_not_a_number_shows() -> None:
     rows = [Row(0, [(0, 0, 40)]), Row(0, [(0, 0, 10)])]
     case = Case((40,), rows, 2, 2, dtype=torch.bfloat16)

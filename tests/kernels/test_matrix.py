@@ -1,4 +1,4 @@
-"""Matrices in C against torch, in every kind of number, by tiles and without."""
+"""Matrices in C against torch, in every kind of number, with AMX and without."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hogwild_kernels.cpu import c_backend, matrix
 KINDS = [
     dtype
     for dtype in (torch.float32, torch.bfloat16, torch.int8)
-    if matrix.refusal(torch.zeros((16, 64), dtype=dtype)) is None
+    if matrix.unsupported_reason(torch.zeros((16, 64), dtype=dtype)) is None
 ]
-TILES = (False, True) if c_backend.build_error() is None and c_backend.has_tiles() else (False,)
+AMX = (False, True) if c_backend.build_error() is None and c_backend.has_amx() else (False,)
 SHAPES = [(16, 64), (80, 576), (64, 128), (208, 1536), (1056, 320)]
 BOUND = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 
@@ -28,7 +28,7 @@ class Problem:
         shape: tuple[int, int],
         dtype: torch.dtype,
         *,
-        tiles: bool,
+        use_amx: bool,
         bias: bool = True,
     ) -> None:
         columns, width = shape
@@ -43,7 +43,7 @@ class Problem:
             self.weight = torch.randn(columns, width).to(kind)
             stored, more = self.weight, ()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(c_backend, "has_tiles", lambda: tiles)
+            patch.setattr(c_backend, "has_amx", lambda: use_amx)
             self.matrix = matrix.Matrix(stored, self.bias, *more)
 
     def wanted(self, x: torch.Tensor) -> torch.Tensor:
@@ -64,15 +64,15 @@ def dtypes(kind: torch.dtype) -> list[torch.dtype]:
     return [torch.float32, torch.bfloat16] if kind == torch.int8 else [kind]
 
 
-ARMS = [(kind, dtype, tiles) for kind in KINDS for dtype in dtypes(kind) for tiles in TILES]
+ARMS = [(kind, dtype, amx) for kind in KINDS for dtype in dtypes(kind) for amx in AMX]
 
 
-@pytest.mark.parametrize(("kind", "dtype", "tiles"), ARMS, ids=str)
+@pytest.mark.parametrize(("kind", "dtype", "amx"), ARMS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_any_number_of_rows(
-    kind: torch.dtype, dtype: torch.dtype, tiles: bool, shape: tuple[int, int]
+    kind: torch.dtype, dtype: torch.dtype, amx: bool, shape: tuple[int, int]
 ) -> None:
-    problem = Problem(kind, shape, dtype, tiles=tiles)
+    problem = Problem(kind, shape, dtype, use_amx=amx)
     # a number of x that lies between two whole ones may become either
     bound = max(BOUND[dtype], 4e-3 if kind == torch.int8 else 0)
     for rows in (1, 2, 3, 4, 5, 8, 16, 17, 31, 33, 48, 70):
@@ -81,11 +81,11 @@ def test_any_number_of_rows(
         assert problem.error(x) < bound, rows
 
 
-@pytest.mark.parametrize(("kind", "dtype", "tiles"), ARMS, ids=str)
+@pytest.mark.parametrize(("kind", "dtype", "amx"), ARMS, ids=str)
 def test_leading_dims_gaps_zeros_and_no_bias(
-    kind: torch.dtype, dtype: torch.dtype, tiles: bool
+    kind: torch.dtype, dtype: torch.dtype, amx: bool
 ) -> None:
-    problem = Problem(kind, (32, 128), dtype, tiles=tiles, bias=False)
+    problem = Problem(kind, (32, 128), dtype, use_amx=amx, bias=False)
     x = torch.randn(2, 3, 256).to(dtype)[..., ::2]
     x[1, 2] = 0
     assert problem.error(x) < 5e-3
@@ -93,9 +93,9 @@ def test_leading_dims_gaps_zeros_and_no_bias(
     assert problem.matrix(x[:, :0]).shape == (2, 0, 32)
 
 
-@pytest.mark.parametrize(("kind", "dtype", "tiles"), ARMS, ids=str)
-def test_threads_change_nothing(kind: torch.dtype, dtype: torch.dtype, tiles: bool) -> None:
-    matrix = Problem(kind, (1056, 320), dtype, tiles=tiles).matrix
+@pytest.mark.parametrize(("kind", "dtype", "amx"), ARMS, ids=str)
+def test_threads_change_nothing(kind: torch.dtype, dtype: torch.dtype, amx: bool) -> None:
+    matrix = Problem(kind, (1056, 320), dtype, use_amx=amx).matrix
     x = torch.randn(9, 320).to(dtype)
     before = torch.get_num_threads()
     given = []
@@ -110,7 +110,7 @@ def test_threads_change_nothing(kind: torch.dtype, dtype: torch.dtype, tiles: bo
 
 @pytest.mark.parametrize(("kind", "dtype"), sorted({arm[:2] for arm in ARMS}, key=str), ids=str)
 def test_a_row_does_not_feel_the_rows_beside_it(kind: torch.dtype, dtype: torch.dtype) -> None:
-    matrix = Problem(kind, (80, 576), dtype, tiles=False).matrix
+    matrix = Problem(kind, (80, 576), dtype, use_amx=False).matrix
     x = torch.randn(11, 576).to(dtype)
     together = matrix(x)
     for rows in (1, 2, 3, 4):
@@ -138,18 +138,18 @@ def test_what_it_cannot_multiply_is_refused(weight: torch.Tensor, said: str) -> 
 def test_x_of_another_width_or_type_is_refused(
     kind: torch.dtype, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    matrix = Problem(kind, (64, 64), torch.float32, tiles=True).matrix
+    matrix = Problem(kind, (64, 64), torch.float32, use_amx=True).matrix
     with pytest.raises(ValueError, match=r"x: wanted \[\.\.\., 64\]"):
         matrix(torch.randn(shape).to(dtype))
 
 
-@pytest.mark.parametrize(("kind", "dtype", "tiles"), ARMS, ids=str)
+@pytest.mark.parametrize(("kind", "dtype", "amx"), ARMS, ids=str)
 @pytest.mark.parametrize("fault", [torch.nan, torch.inf])
 @pytest.mark.parametrize("place", [(0, 3), (4, 40), (5, 0)])
 def test_what_is_not_finite_shows_in_its_row_alone(
-    kind: torch.dtype, dtype: torch.dtype, tiles: bool, fault: float, place: tuple[int, int]
+    kind: torch.dtype, dtype: torch.dtype, amx: bool, fault: float, place: tuple[int, int]
 ) -> None:
-    matrix = Problem(kind, (32, 128), dtype, tiles=tiles).matrix
+    matrix = Problem(kind, (32, 128), dtype, use_amx=amx).matrix
     x = torch.randn(6, 128).to(dtype)
     x[place] = fault
     bad = ~torch.isfinite(matrix(x))
@@ -159,10 +159,10 @@ def test_what_is_not_finite_shows_in_its_row_alone(
 
 @pytest.mark.skipif(torch.int8 not in KINDS, reason="no AVX-512 here")
 def test_tiny_numbers_are_zero_as_whole_ones() -> None:
-    matrix = Problem(torch.int8, (32, 128), torch.float32, tiles=False, bias=False).matrix
+    matrix = Problem(torch.int8, (32, 128), torch.float32, use_amx=False, bias=False).matrix
     assert matrix(torch.full((2, 128), 1e-37)).abs().max() == 0
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "build_error", lambda: "no C compiler")
-    assert "no C compiler" in str(matrix.refusal(torch.zeros(16, 64)))
+    assert "no C compiler" in str(matrix.unsupported_reason(torch.zeros(16, 64)))

@@ -96,7 +96,7 @@ class FusedLlamaForward:
             shape.device.type == "cpu"
             and shape.dtype in c_backend.DTYPES
             and shape.head_dim % 32 == 0
-            and shape.head_dim <= c_backend.MAX_DIM
+            and shape.head_dim <= c_backend.MAX_HEAD_DIM
             and shape.rotation.permutation is None
             for shape in shapes
         )
@@ -161,18 +161,18 @@ class FusedLlamaForward:
             width = qkv.shape[1] - 2 * shape.num_kv_heads * shape.head_dim
             q = qkv[:, :width].unflatten(1, (-1, shape.head_dim))
             table = tensors.tables[index]
-            params, workspace = c_backend.job_for(q, keys, values, table, layer.scale)
+            params, workspace = c_backend.attention_params(q, keys, values, table, layer.scale)
             c_backend.rotate_write(
                 params, qkv, layer.head_norms, *cos_sin[shape.rotation], slots, keys, values
             )
-            out, lse = buffers.get("read", width), buffers.lse(q.shape[1])
+            out, lse = buffers.get("attended", width), buffers.lse(q.shape[1])
             c_backend.attend(params, q, keys, values, None, out, lse, workspace)
             y = layer.out(out)
             c_backend.add_norm(x, y, layer.before_mlp.weight, layer.before_mlp.eps, h)
             gate_up = layer.gate_up(h)
-            active = buffers.get("active", gate_up.shape[1] // 2)
-            c_backend.silu_mul(gate_up, active)
-            y = layer.down(active)
+            activated = buffers.get("activated", gate_up.shape[1] // 2)
+            c_backend.silu_mul(gate_up, activated)
+            y = layer.down(activated)
         return y
 
     def _run_in_c(
@@ -186,24 +186,24 @@ class FusedLlamaForward:
         """The same as `_run` in one call."""
         buffers, layer, dim = self._buffers, self._layers[0], self._shapes[0].head_dim
         heads = layer.out.matrix.width // dim
-        scratch = decoder_layers.Scratch(
-            h=buffers.get("h", x.shape[1]),
+        activations = decoder_layers.Activations(
+            hidden=buffers.get("h", x.shape[1]),
             qkv=buffers.get("qkv", layer.qkv.matrix.columns),
-            read=buffers.get("read", heads * dim),
-            y=buffers.get("y", x.shape[1]),
+            attended=buffers.get("attended", heads * dim),
+            output=buffers.get("y", x.shape[1]),
             gate_up=buffers.get("gate_up", layer.gate_up.matrix.columns),
-            active=buffers.get("active", layer.down.matrix.width),
+            activated=buffers.get("activated", layer.down.matrix.width),
             lse=buffers.lse(heads),
         )
-        q = scratch.qkv[:, : heads * dim].unflatten(1, (heads, dim))
+        q = activations.qkv[:, : heads * dim].unflatten(1, (heads, dim))
         views = []
         for index in self._first_layer_of_view:
             stored, table = tensors.cache.layers[index], tensors.tables[index]
-            params, workspace = c_backend.job_for(q, *stored, table, layer.scale)
+            params, workspace = c_backend.attention_params(q, *stored, table, layer.scale)
             rope = cos_sin[self._shapes[index].rotation]
             views.append(decoder_layers.View(params, workspace, *rope))
-        layers(x, tensors.cache.layers, views, scratch, slots)
-        return scratch.y
+        layers(x, tensors.cache.layers, views, activations, slots)
+        return activations.output
 
     def _layers_in_c(self) -> decoder_layers.Layers | None:
         """The layers for the C code; ``None`` if sizes differ or a matrix is not in C."""

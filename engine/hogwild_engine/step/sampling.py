@@ -119,7 +119,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
 
 def _sample_in_c(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     settings, banned = [_settings(row) for row in rows], [row.banned for row in rows]
-    tokens, probabilities = c_backend.draw(logits, settings, banned)
+    tokens, probabilities = c_backend.sample(logits, settings, banned)
     sampled = [SampledToken(*pair) for pair in zip(tokens, probabilities, strict=True)]
     undecided = [index for index, token in enumerate(tokens) if token < 0]
     if undecided:

@@ -1,7 +1,7 @@
-"""The C code of this package, compiled for this processor on first use and loaded through ctypes.
+"""Compile csrc/ for this processor on first use, cache it, and load it through ctypes.
 
-The library is kept under ``$HOGWILD_CACHE``, else ``$XDG_CACHE_HOME/hogwild``, else
-``~/.cache/hogwild``, and may be deleted at any time.
+Each dtype has its own library, with the same functions. They are stored under ``$HOGWILD_CACHE``,
+else ``$XDG_CACHE_HOME/hogwild``, else ``~/.cache/hogwild``, and may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,24 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fPIC", "-w")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-fno-math-errno",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-w",
+)
+_SOURCES = Path(__file__).parent / "csrc"
+DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""Dtypes that the C code computes in, and their names in file names and macros."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -30,36 +43,37 @@ class BuildError(Exception):
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
-    """The compiled code.
+def libraries() -> dict[torch.dtype, ctypes.CDLL]:
+    """Return the compiled code for each dtype; compilers run at the same time.
 
     Raises:
-        BuildError: there is no compiler, or it refuses.
+        BuildError: there is no compiler, or it fails.
     """
-    sources = sorted((Path(__file__).parent / "csrc").glob("*.[ch]"))
     found = shutil.which("cc") or shutil.which("gcc")
     compiler = shlex.split(os.environ.get("CC") or "") or ([found] if found else [])
     if not compiler:
         raise BuildError("no C compiler: install gcc or clang, or set CC")
-    facts = [*compiler, *_FLAGS, torch.__version__, _processor()]
-    digest = hashlib.sha256("\n".join(facts).encode())
-    for source in sources:
+    inputs = [*compiler, *_FLAGS, torch.__version__, _processor()]
+    digest = hashlib.sha256("\n".join(inputs).encode())
+    for source in sorted(_SOURCES.glob("*.[ch]")):
         digest.update(source.read_bytes())
-    name = f"native-{digest.hexdigest()[:16]}.so"
+    names = [f"{name}-{digest.hexdigest()[:16]}.so" for name in DTYPES.values()]
     try:
-        return _load(_built(compiler, Path(__file__).parent / "csrc" / "native.c", name))
+        with ThreadPoolExecutor() as pool:
+            files = list(pool.map(_cached, [compiler] * len(names), DTYPES.values(), names))
+        return dict(zip(DTYPES, map(_load, files), strict=True))
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
+        message = getattr(error, "stderr", None) or str(error)
         raise BuildError(
-            f"{shlex.join(compiler)} cannot build the native kernels: {said}"
+            f"{shlex.join(compiler)} cannot build the native kernels: {message}"
         ) from error
 
 
 @functools.cache
 def build_error() -> str | None:
-    """Why the compiled code cannot be used here; ``None`` where it can. Said once in the log."""
+    """Why the compiled code cannot be used here; ``None`` where it can. Logged once."""
     try:
-        library()
+        libraries()
     except BuildError as error:
         _log.warning("attention on the CPU runs on plain torch operators: %s", error)
         return str(error)
@@ -67,7 +81,7 @@ def build_error() -> str | None:
 
 
 def _folder() -> Path:
-    """Beside what the engine keeps, whose own rule for the place loads without torch."""
+    """The folder of the cache, by the same rule as the engine's."""
     if own := os.environ.get("HOGWILD_CACHE"):
         return Path(own).expanduser() / "native"
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -75,7 +89,7 @@ def _folder() -> Path:
 
 
 def _processor() -> str:
-    """What ``-march=native`` depends on."""
+    """Return the features of the processor, on which ``-march=native`` depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith(("flags", "Features")))
@@ -84,7 +98,7 @@ def _processor() -> str:
 
 
 def _openmp() -> Path | None:
-    """torch's own OpenMP, whose threads are then shared; a second one would fight it for cores."""
+    """Return torch's own OpenMP library: with a second one, two sets of threads share the cores."""
     folder = Path(torch.__file__).parent
     found = sorted(folder.glob("lib/libgomp*.so*")) + sorted(
         folder.parent.glob("torch.libs/libgomp*.so*")
@@ -99,32 +113,33 @@ def _load(file: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(file))
 
 
-def _built(compiler: list[str], source: Path, name: str) -> Path:
-    """The library's file, from the cache, or from a new folder of this process where the cache
+def _cached(compiler: list[str], dtype: str, name: str) -> Path:
+    """Return the library's file in the cache, or in a temporary folder of this process if the cache
     cannot be written.
     """
     try:
         file = _folder() / name
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
-            _compile(compiler, source, file)
+            _compile(compiler, dtype, file)
     except (OSError, RuntimeError):  # no home, no room, no right to write
         folder = tempfile.mkdtemp(prefix="hogwild-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         file = Path(folder, name)
-        _compile(compiler, source, file)
+        _compile(compiler, dtype, file)
     return file
 
 
-def _compile(compiler: list[str], source: Path, file: Path) -> None:
-    """Build ``file``, whole or not at all. OpenMP's symbols are left to the loaded library."""
-    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
-        made = Path(scratch, "native.o"), Path(scratch, "native.so")
+def _compile(compiler: list[str], dtype: str, file: Path) -> None:
+    """Compile to a temporary file, then rename. The loaded OpenMP resolves its symbols later."""
+    source, macro = str(_SOURCES / "kernels.c"), f"-DDTYPE_{dtype.upper()}"
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        compiled, linked = Path(folder, "kernels.o"), Path(folder, "kernels.so")
         openmp = ["-fopenmp"] if _openmp() is not None else []
         steps = (
-            [*compiler, *_FLAGS, *openmp, "-c", str(source), "-o", str(made[0])],
-            [*compiler, "-shared", str(made[0]), "-o", str(made[1]), "-lm"],
+            [*compiler, *_FLAGS, *openmp, macro, "-c", source, "-o", str(compiled)],
+            [*compiler, "-shared", str(compiled), "-o", str(linked), "-lm"],
         )
         for step in steps:
             subprocess.run(step, check=True, capture_output=True, text=True, timeout=120)
-        made[1].replace(file)
+        linked.replace(file)

@@ -1,7 +1,6 @@
-"""Attention over blocks, and the small operations of a decoder layer, in C for the CPU.
+"""Attention over blocks, the small operations of a decoder layer, and sampling, in C for the CPU.
 
-Knows pointers and sizes; the mathematics stands in native.c, which native_build.py compiles. Where
-that fails `build_error` says why.
+This file passes pointers and sizes to csrc/. If that cannot be compiled `build_error` says why.
 """
 
 from __future__ import annotations
@@ -16,39 +15,17 @@ from typing import Any
 import torch
 
 from hogwild_kernels.api import AttentionSpec, States, check
-from hogwild_kernels.cpu.build import BuildError, build_error, library
+from hogwild_kernels.cpu.build import DTYPES, BuildError, build_error, libraries
+from hogwild_kernels.cpu.structs import CONSTANTS, AttentionParams
 from hogwild_kernels.reference import ReferenceBackend
 from hogwild_kernels.table import BlockTable
 
-__all__ = ["BuildError", "Job", "NativeBackend", "add_norm", "attend", "build_error", "draw"]
-__all__ += ["has_tiles", "job_for", "num_threads", "rotate_write", "silu_mul"]
+__all__ = ["DTYPES", "BuildError", "NativeBackend", "add_norm", "attend", "attention_params"]
+__all__ += ["build_error", "has_amx", "num_threads", "rotate_write", "sample", "silu_mul"]
 
-DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-LANES = 16
+LANES = CONSTANTS["LANES"]
 """Widths of rows are multiples of this."""
-MAX_THREADS = 64
-MAX_DIM = 256
-MAX_GROUP = 32
-
-
-class Job(ctypes.Structure):
-    """What all layers of a pass share; the C file's ``Job``."""
-
-    _fields_ = [
-        *((name, ctypes.c_int) for name in ("num_rows", "num_heads", "num_kv_heads", "dim")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("q_stride", "page_stride", "slot_stride", "head_stride")
-        ),
-        *((name, ctypes.c_int) for name in ("num_entries", "pages_width", "page_size")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("pages", "first_row", "counts", "first_pair", "lo", "hi", "cos", "sin")
-        ),
-        *((name, ctypes.c_float) for name in ("scale", "softcap")),
-        ("threads", ctypes.c_int),
-        ("tiles", ctypes.c_int),
-    ]
+MAX_HEAD_DIM, MAX_GROUP = CONSTANTS["MAX_HEAD_DIM"], CONSTANTS["MAX_GROUP"]
 
 
 class NativeBackend(ReferenceBackend):
@@ -61,10 +38,10 @@ class NativeBackend(ReferenceBackend):
             return "tensors on the CPU"
         if spec.dtype not in DTYPES:
             return "a cache in float32 or bfloat16"
-        if spec.head_dim % 32 or spec.head_dim > MAX_DIM:
-            return f"a head dim that 32 divides, {MAX_DIM} at most"
+        if spec.head_dim % 32 or spec.head_dim > MAX_HEAD_DIM:
+            return f"a head dim that 32 divides, {MAX_HEAD_DIM} at most"
         if spec.group_size > MAX_GROUP:
-            return f"at most {MAX_GROUP} query heads a key head"
+            return f"at most {MAX_GROUP} query heads for each key head"
         if error := build_error():
             return f"a working C compiler ({error})"
         return None
@@ -88,31 +65,32 @@ class NativeBackend(ReferenceBackend):
         check(reason is None, "q", str(reason), (q.device, q.dtype, tuple(q.shape)))
         if q.stride()[1:] != (q.shape[2], 1):
             q = q.contiguous()
-        job, work = job_for(q, k_pages, v_pages, table, scale, softcap)
+        params, workspace = attention_params(q, k_pages, v_pages, table, scale, softcap)
         out = torch.empty(q.shape, dtype=q.dtype)
         lse = torch.empty(q.shape[:2])
         if sinks is not None:
             sinks = sinks.float().contiguous()
-        attend(job, q, k_pages, v_pages, sinks, out, lse, work)
+        attend(params, q, k_pages, v_pages, sinks, out, lse, workspace)
         return out, lse
 
 
-def job_for(
+def attention_params(
     q: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     table: BlockTable,
     scale: float,
     softcap: float | None = None,
-) -> tuple[Job, torch.Tensor]:
-    """What the layers of a pass share, and the memory that the threads work in, both kept on the
-    table.
+) -> tuple[Any, torch.Tensor]:
+    """Return the parameters that all layers of a step share, and the memory that threads work in.
+
+    Both are stored on the table.
 
     Args:
         q: ``[T, H, D]``, heads of a row contiguous.
         k_pages: ``[num_pages, page_size, KH, D]``; ``v_pages`` has the same strides.
         v_pages: see above.
-        table: with its integers, `BlockTable.reads`.
+        table: see `BlockTable`.
         scale: factor on the scores.
         softcap: see `AttentionBackend.attend`.
     """
@@ -125,7 +103,7 @@ def job_for(
         angles = table.cos.contiguous(), table.sin.contiguous()
         rows, heads, dim = q.shape
         page_stride, slot_stride, head_stride, _ = k_pages.stride()
-        job = Job(
+        params = AttentionParams(
             rows,
             heads,
             k_pages.shape[2],
@@ -142,17 +120,17 @@ def job_for(
             scale,
             softcap or 0,
             threads,
-            has_tiles(),
+            has_amx(),
         )
-        work = torch.empty(threads * rows * heads * (dim + 17))
-        kept = table.derived[key] = (job, work, columns, angles)
+        workspace = torch.empty(threads * rows * heads * (dim + LANES + 1))
+        kept = table.derived[key] = (params, workspace, columns, angles)
     return kept[0], kept[1]
 
 
 def _columns(
     table: BlockTable, num_rows: int, num_pages: int, page_size: int
 ) -> tuple[int, list[array[int]]]:
-    """Return the widest page list and the int32 columns of C, from integers that were checked."""
+    """Return the length of the longest page list, and the int32 arrays of `AttentionParams`."""
     reads = table.checked_reads(num_rows, num_pages, page_size)
     width = max((len(read.pages) for read in reads), default=0)
     counts = [len(read.hi) for read in reads]
@@ -167,30 +145,30 @@ def _columns(
 
 
 def attend(
-    job: Job,
+    params: Any,
     q: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     sinks: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
-    work: torch.Tensor,
+    workspace: torch.Tensor,
 ) -> None:
-    """Attend into given memory; nothing is checked."""
+    """Attend and write to ``out`` and ``lse``. Nothing is checked."""
     _function("block_attention", q.dtype)(
-        ctypes.byref(job),
+        ctypes.byref(params),
         q.data_ptr(),
         k_pages.data_ptr(),
         v_pages.data_ptr(),
         None if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
         lse.data_ptr(),
-        work.data_ptr(),
+        workspace.data_ptr(),
     )
 
 
 def rotate_write(
-    job: Job,
+    params: Any,
     qkv: torch.Tensor,
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,
     cos: torch.Tensor,
@@ -202,7 +180,7 @@ def rotate_write(
     """Rotate queries in place; rotate keys and write them and the values to their slots.
 
     Args:
-        job: of this pass, from `job_for`.
+        params: of this step, from `attention_params`.
         qkv: ``[T, (H + 2 KH) D]``.
         norms: weights ``[D]`` of the RMS norms of queries and of keys before they are rotated, and
             their epsilon.
@@ -213,7 +191,7 @@ def rotate_write(
         v_pages: the same.
     """
     _function("rotate_write", qkv.dtype)(
-        ctypes.byref(job),
+        ctypes.byref(params),
         qkv.data_ptr(),
         norms[0].data_ptr() if norms else None,
         norms[1].data_ptr() if norms else None,
@@ -246,21 +224,21 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     _function("silu_mul", out.dtype)(gate_up.data_ptr(), *out.shape, out.data_ptr(), num_threads())
 
 
-def draw(
+def sample(
     logits: torch.Tensor,
     settings: Sequence[Sequence[float]],
     banned: Sequence[Collection[int]],
 ) -> tuple[list[int], list[float]]:
-    """Draw a token a row.
+    """Sample a token for each row.
 
     Args:
         logits: ``[R, V]``, contiguous; banned tokens become -inf in place.
         settings: of each row: temperature (0 for the largest), top-k (0 for none), top-p, min-p,
-            and a number in [0, 1) that falls on the token.
-        banned: tokens that must not come, of each row.
+            and a number in [0, 1) that chooses the token.
+        banned: tokens of each row that must not be sampled.
 
     Returns:
-        Tokens, -1 where more than the 1,024 most probable would be needed to tell; and their
+        Tokens, -1 where the 1,024 most probable are not enough to decide; and their
         probabilities at temperature 1 before any filter, NaN where the row has no finite largest.
     """
     rows, vocabulary = logits.shape
@@ -269,7 +247,7 @@ def draw(
     numbers = array("f", chain.from_iterable(settings))
     token, probability = array("q", bytes(8 * rows)), array("f", bytes(4 * rows))
     columns = (ids, ends, numbers, token, probability)
-    _function("draw", logits.dtype)(
+    _function("sample", logits.dtype)(
         logits.data_ptr(),
         rows,
         vocabulary,
@@ -280,8 +258,8 @@ def draw(
 
 
 def num_threads() -> int:
-    """Threads of a call: torch's."""
-    return min(torch.get_num_threads(), MAX_THREADS)
+    """Threads of a call: as many as torch uses."""
+    return min(torch.get_num_threads(), CONSTANTS["MAX_THREADS"])
 
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
@@ -290,18 +268,18 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rotate_write": (*(_POINTER,) * 4, _FLOAT, *(_POINTER,) * 5),
     "add_norm": (*(_POINTER,) * 3, _FLOAT, _INT, _INT, _POINTER, _INT),
     "silu_mul": (_POINTER, _INT, _INT, _POINTER, _INT),
-    "draw": (_POINTER, _INT, ctypes.c_int64, *(_POINTER,) * 5, _INT),
+    "sample": (_POINTER, _INT, ctypes.c_int64, *(_POINTER,) * 5, _INT),
 }
 
 
 @functools.cache
-def has_tiles() -> bool:
-    """Whether the processor multiplies tiles of 16 x 16 words (AMX)."""
-    return bool(library().has_tiles())
+def has_amx() -> bool:
+    """Whether the processor has AMX: matrix products of 16 x 16 tiles."""
+    return bool(libraries()[torch.float32].has_amx())
 
 
 @functools.cache
 def _function(name: str, dtype: torch.dtype) -> Any:
-    function = getattr(library(), f"{name}_{DTYPES[dtype]}")
+    function = getattr(libraries()[dtype], name)
     function.argtypes, function.restype = _SIGNATURES[name], None
     return function

@@ -1,18 +1,18 @@
 """A model's decoder layers in one call of the C code.
 
-Knows pointers and sizes; native_layers.h says what follows what.
+This file passes pointers and sizes to csrc/decoder_layers.h.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from hogwild_kernels.cpu import c_backend, matrix
-from hogwild_kernels.cpu.build import library
+from hogwild_kernels.cpu import matrix, structs
+from hogwild_kernels.cpu.build import libraries
 
 
 class Norm(NamedTuple):
@@ -23,7 +23,7 @@ class Norm(NamedTuple):
 
 
 class LayerParts(NamedTuple):
-    """What a layer is made of; see `hogwild_engine.step.fused_llama.Layer`."""
+    """Matrices and norms of a layer, and the index of its `View`."""
 
     qkv: matrix.Matrix
     out: matrix.Matrix
@@ -36,47 +36,28 @@ class LayerParts(NamedTuple):
 
 
 class View(NamedTuple):
-    """What layers of a kind read, and how their rows turn: cos and sin float32 ``[T, D/2]``."""
+    """What layers of one kind (same RoPE, same sliding window) attend to.
 
-    job: c_backend.Job
-    work: torch.Tensor
+    ``params`` and ``workspace`` are `c_backend.attention_params`; ``cos`` and ``sin`` float32
+    ``[T, D/2]``.
+    """
+
+    params: Any
+    workspace: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
 
 
-class Scratch(NamedTuple):
-    """Memory that layers use one after another, a row of ``x`` each: widths of hidden state, fused
-    projections, heads and feed-forward; ``lse`` is float32 ``[T, H]``.
-    """
+class Activations(NamedTuple):
+    """Activations that all layers reuse, ``[T, ...]``; ``lse`` is float32 ``[T, H]``."""
 
-    h: torch.Tensor
+    hidden: torch.Tensor
     qkv: torch.Tensor
-    read: torch.Tensor
-    y: torch.Tensor
+    attended: torch.Tensor
+    output: torch.Tensor
     gate_up: torch.Tensor
-    active: torch.Tensor
+    activated: torch.Tensor
     lse: torch.Tensor
-
-
-def _pointers(*names: str) -> list[tuple[str, type]]:
-    return [(name, ctypes.c_void_p) for name in names]
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = [
-        *((name, matrix.Struct) for name in ("qkv", "out", "gate_up", "down")),
-        *_pointers("before_attention", "before_mlp", "q_norm", "k_norm", "keys", "values"),
-        *((name, ctypes.c_float) for name in ("attention_eps", "mlp_eps", "head_eps")),
-        ("view", ctypes.c_int),
-    ]
-
-
-class _View(ctypes.Structure):
-    _fields_ = _pointers("job", "work", "cos", "sin")
-
-
-class _Scratch(ctypes.Structure):
-    _fields_ = _pointers(*Scratch._fields)
 
 
 class Layers:
@@ -89,7 +70,7 @@ class Layers:
 
     def __init__(self, layers: Sequence[LayerParts], dtype: torch.dtype) -> None:
         self._kept = layers
-        self._structs = (_Layer * len(layers))()
+        self._structs = (structs.Layer * len(layers))()
         for struct, layer in zip(self._structs, layers, strict=True):
             for name in ("qkv", "out", "gate_up", "down"):
                 setattr(struct, name, getattr(layer, name).struct)
@@ -102,7 +83,7 @@ class Layers:
                 struct.q_norm, struct.k_norm = of_query.data_ptr(), of_key.data_ptr()
         matrices = [matrix for layer in layers for matrix in layer[:4]]
         self.max_rows = min(matrix.max_rows for matrix in matrices)
-        self._function = getattr(library(), f"layers_{c_backend.DTYPES[dtype]}")
+        self._function = libraries()[dtype].decoder_layers
         pointer, integer = ctypes.c_void_p, ctypes.c_int
         self._function.argtypes = [pointer, integer, *[pointer] * 3, integer, pointer]
         self._function.restype = None
@@ -113,34 +94,35 @@ class Layers:
         x: torch.Tensor,
         stored: Sequence[tuple[torch.Tensor, torch.Tensor]],
         views: Sequence[View],
-        scratch: Scratch,
+        activations: Activations,
         slots: torch.Tensor,
     ) -> None:
-        """Take ``x`` through the layers, in place; what the last one adds is left in ``scratch.y``.
+        """Run the layers on ``x`` in place. What the last one adds to it stays in
+        ``activations.output``.
 
         Args:
             x: ``[T, E]``, at most ``max_rows`` rows.
             stored: keys and values of each layer, ``[num_pages, page_size, KH, D]``.
-            views: what the layers' ``view`` counts.
-            scratch: as many rows as ``x``.
+            views: `LayerParts.view` is an index into them.
+            activations: as many rows as ``x``.
             slots: see `hogwild_kernels.write_kv`.
         """
         if stored is not self._stored:
             for struct, (keys, values) in zip(self._structs, stored, strict=True):
                 struct.keys, struct.values = keys.data_ptr(), values.data_ptr()
             self._stored = stored
-        seen = (_View * len(views))(
+        views_in_c = (structs.View * len(views))(
             *(
-                _View(ctypes.addressof(job), *(tensor.data_ptr() for tensor in tensors))
-                for job, *tensors in views
+                structs.View(ctypes.addressof(params), *(tensor.data_ptr() for tensor in tensors))
+                for params, *tensors in views
             )
         )
-        memory = _Scratch(*(tensor.data_ptr() for tensor in scratch))
+        buffers = structs.Activations(*(tensor.data_ptr() for tensor in activations))
         self._function(
             self._structs,
             len(self._structs),
-            seen,
-            ctypes.byref(memory),
+            views_in_c,
+            ctypes.byref(buffers),
             x.data_ptr(),
             x.shape[1],
             slots.data_ptr(),

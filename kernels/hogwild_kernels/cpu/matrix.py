@@ -1,6 +1,6 @@
-"""Matrices in C for the CPU: weights as the model has them, each number read once for all rows.
+"""Linear layers in C for the CPU: the weight as the model has it, read once for all rows of input.
 
-Knows pointers and sizes; the mathematics stands in native_matrix.h.
+This file passes pointers and sizes to csrc/matrix.h.
 """
 
 from __future__ import annotations
@@ -12,46 +12,34 @@ from typing import Any
 
 import torch
 
-from hogwild_kernels.cpu import c_backend
-from hogwild_kernels.cpu.build import build_error, library
+from hogwild_kernels.cpu import c_backend, structs
+from hogwild_kernels.cpu.build import build_error, libraries
 
-_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "int8"}
-_LANES, _STEP = 16, 64
-_ZERO = 128
+_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+_ROW_ALIGNMENT = 64
+_UINT8_ZERO_POINT = 128
 
 MAX_MATRIX_ROWS = 32
-"""More rows of floats want another operator where the processor has no tiles."""
-
-
-class Struct(ctypes.Structure):
-    """The C file's ``Matrix``."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale", "factors", "offset")),
-        ("columns", ctypes.c_int64),
-        ("bytes", ctypes.c_int64),
-        ("tiles", ctypes.c_int),
-        ("whole", ctypes.c_int),
-    ]
+"""Rows of float input that are fast without AMX."""
 
 
 class Matrix:
-    """``x @ weight.T + bias``, or ``x @ (weight * scale[:, None] / factors).T + bias`` where the
-    weight is whole numbers; rows of ``x`` are then made whole numbers as they come.
+    """``x @ weight.T + bias``, or ``x @ (weight * scale[:, None] / input_scale).T + bias`` for an
+    int8 weight, where ``x * input_scale`` is quantized row by row.
 
     Args:
         weight: ``[out, in]`` on the CPU: float32 or bfloat16, the type of ``x`` too, or int8. Not
             copied where it is contiguous.
         bias: ``[out]`` in the type of ``x``, or ``None``.
-        scale: of each row of whole numbers, float32 ``[out]``.
-        factors: of each column of ``x`` before it is made whole, float32 ``[in]``.
+        scale: of each output channel of an int8 weight, float32 ``[out]``.
+        input_scale: factors on the columns of ``x`` before it is quantized, float32 ``[in]``.
 
     Attributes:
-        struct: what the C code knows of it.
+        struct: its fields in C.
         max_rows: of ``x`` that it is fast for.
 
     Raises:
-        ValueError: `refusal` says why.
+        ValueError: see `unsupported_reason`.
     """
 
     def __init__(
@@ -59,66 +47,66 @@ class Matrix:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         scale: torch.Tensor | None = None,
-        factors: torch.Tensor | None = None,
+        input_scale: torch.Tensor | None = None,
     ) -> None:
-        if said := refusal(weight):
-            raise ValueError(f"weight: {said}")
+        if reason := unsupported_reason(weight):
+            raise ValueError(f"weight: {reason}")
         self.columns, self.width = weight.shape
-        whole = weight.dtype == torch.int8
-        offset = weight.sum(dim=1, dtype=torch.int32) * _ZERO if whole else None
+        is_int8 = weight.dtype == torch.int8
+        zero = weight.sum(dim=1, dtype=torch.int32) * _UINT8_ZERO_POINT if is_int8 else None
         self._kept = tuple(
-            None if x is None else x.contiguous() for x in (weight, bias, scale, factors, offset)
+            None if x is None else x.contiguous() for x in (weight, bias, scale, input_scale, zero)
         )
         pointers = (None if x is None else x.data_ptr() for x in self._kept)
-        tiles = c_backend.has_tiles() and weight.dtype != torch.float32
+        use_amx = c_backend.has_amx() and weight.dtype != torch.float32
         size = self.width * weight.element_size()
-        self._takes = [weight.dtype] if not whole else [torch.float32, torch.bfloat16]
+        self._input_dtypes = [weight.dtype] if not is_int8 else [torch.float32, torch.bfloat16]
         if bias is not None:
-            self._takes = [dtype for dtype in self._takes if dtype == bias.dtype]
-        self.struct = Struct(*pointers, self.columns, size, tiles, whole)
-        self.max_rows = sys.maxsize if whole or tiles else MAX_MATRIX_ROWS
+            self._input_dtypes = [dtype for dtype in self._input_dtypes if dtype == bias.dtype]
+        self.struct = structs.Matrix(*pointers, self.columns, size, use_amx, is_int8)
+        self.max_rows = sys.maxsize if is_int8 or use_amx else MAX_MATRIX_ROWS
         self._address = ctypes.byref(self.struct)
-        self._kind = _KINDS[weight.dtype]
+        self._name = "int8_matrix" if is_int8 else "float_matrix"
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in]`` to ``[..., out]``.
 
         Raises:
-            ValueError: ``x`` is of another width or type.
+            ValueError: ``x`` has another width or dtype.
         """
-        if x.shape[-1] != self.width or x.dtype not in self._takes:
-            wanted = f"[..., {self.width}] in one of {self._takes}"
+        if x.shape[-1] != self.width or x.dtype not in self._input_dtypes:
+            wanted = f"[..., {self.width}] in one of {self._input_dtypes}"
             raise ValueError(f"x: wanted {wanted}, got {list(x.shape)} in {x.dtype}")
         if not x.is_contiguous():
             x = x.contiguous()
         out = torch.empty((*x.shape[:-1], self.columns), dtype=x.dtype)
         rows = x.numel() // self.width
-        _function(self._kind, x.dtype)(
+        _function(self._name, x.dtype)(
             self._address, x.data_ptr(), rows, out.data_ptr(), c_backend.num_threads()
         )
         return out
 
 
-def refusal(weight: torch.Tensor) -> str | None:
-    """What the compiled matrices want of a weight and do not get, ``None`` where they can run."""
+def unsupported_reason(weight: torch.Tensor) -> str | None:
+    """Why `Matrix` does not take a weight on this machine; ``None`` if it does."""
     if error := build_error():
         return f"wanted a working C compiler ({error})"
-    if not library().has_wide_vectors():
+    if not libraries()[torch.float32].has_avx512():
         return "wanted a processor with AVX-512"
-    if weight.dtype not in _KINDS:
-        return f"wanted one of {list(_KINDS)}, got {weight.dtype}"
+    if weight.dtype not in _DTYPES:
+        return f"wanted one of {list(_DTYPES)}, got {weight.dtype}"
     columns, width = weight.shape
-    if columns % _LANES or width * weight.element_size() % _STEP:
+    if columns % c_backend.LANES or width * weight.element_size() % _ROW_ALIGNMENT:
         return (
-            f"wanted rows in {_LANES}s, of a multiple of {_STEP} bytes, got {tuple(weight.shape)}"
+            f"wanted rows in {c_backend.LANES}s, of a multiple of {_ROW_ALIGNMENT} bytes, "
+            f"got {tuple(weight.shape)}"
         )
     return None
 
 
 @functools.cache
-def _function(kind: str, dtype: torch.dtype) -> Any:
-    suffix = _KINDS[dtype]
-    function = getattr(library(), f"matrix_{suffix if kind == suffix else f'{kind}_{suffix}'}")
+def _function(name: str, dtype: torch.dtype) -> Any:
+    function = getattr(libraries()[dtype], name)
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     function.argtypes, function.restype = [pointer, pointer, integer, pointer, integer], None
     return function
