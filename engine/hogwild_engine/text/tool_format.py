@@ -166,5 +166,5 @@ def _result_text(message: Message) -> str:
 def _with_calls_as_text(message: Message) -> Message:
     functions = [call["function"] for call in message["tool_calls"]]
     calls = [OURS.write(function["name"], function["arguments"]) for function in functions]
-    text = "\n".join([message["content"], *calls]).lstrip("\n")
+    text = "\n".join([message["content"] or "", *calls]).lstrip("\n")
     return {"role": "assistant", "content": text}
