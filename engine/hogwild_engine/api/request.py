@@ -29,7 +29,7 @@ class Worker:
     """A worker of the team.
 
     Args:
-        name: stands in the headers of the worker's paragraphs. 1 to 64 letters, digits, spaces and
+        name: used in the headers of the worker's paragraphs. 1 to 64 letters, digits, spaces and
             ``. ' - _``.
         role: what this worker should do. All workers read all roles. ``None``: no role.
 

@@ -1,9 +1,9 @@
 """Chat template: messages to token ids. User text is data: it never becomes a special token.
 
-A message that says ``<|im_end|>`` must not end its turn. Tokenizers, however, turn that text into
-the special token wherever they find it, in the template's own text and in a message's content. So
-each added token that content spells is replaced by a random placeholder, the template is rendered,
-and the placeholder's text is then encoded as plain characters::
+A message that says ``<|im_end|>`` must not end its turn. But tokenizers make the special token of
+that text wherever they find it, in the template's own text and in a message's content. So each
+added token that content spells is replaced by a random placeholder, the template is rendered, and
+the placeholder's text is then encoded as plain characters::
 
     content    Stop at <|im_end|>!
     rendered   <|im_start|>user\\nStop at h5f…x0x!<|im_end|>\\n
