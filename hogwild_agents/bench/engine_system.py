@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hogwild_agents.bench.measurement import TEMPERATURE, TOP_P, Measured
 from hogwild_engine.api.config import SamplingParams
-from hogwild_engine.api.errors import HogwildError, SessionCancelledError, complaint
+from hogwild_engine.api.errors import HogwildError, SessionCancelledError, error_text
 from hogwild_engine.api.events import AnswerToken, Event, Finished, Step, Usage
 from hogwild_engine.api.protocol import Protocol
 from hogwild_engine.api.request import Request, make_workers
@@ -100,7 +100,7 @@ class EngineSystem:
                 held = max(held, _held(after))
         if after.steps == before.steps:
             todo = "the requests were over before all of them had begun: give more steps"
-            raise HogwildError(complaint("steps", "time to measure", steps, todo))
+            raise HogwildError(error_text("steps", "time to measure", steps, todo))
         page_bytes = before.cache_bytes // before.num_pages
         team = max(len(usage.worker_tokens), 1)
         private_pages = team * -(-usage.private_tokens // (team * before.page_size))

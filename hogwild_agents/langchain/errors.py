@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from langchain_core import exceptions as core
 
 from hogwild_engine.api import errors as engine
-from hogwild_engine.api.errors import HogwildError, complaint
+from hogwild_engine.api.errors import HogwildError, error_text
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -136,5 +136,5 @@ def from_validation(error: ValidationError) -> HogwildError:
         return translate(cause)
     name = ".".join(str(part) for part in first["loc"]) or "arguments"
     return ConfigError(
-        complaint(name, first["msg"].removeprefix("Input should be "), first["input"])
+        error_text(name, first["msg"].removeprefix("Input should be "), first["input"])
     )

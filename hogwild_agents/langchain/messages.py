@@ -21,7 +21,7 @@ from langchain_core.messages import (
 )
 
 from hogwild_agents.langchain.errors import ContentError, RequestError
-from hogwild_engine.api.errors import complaint
+from hogwild_engine.api.errors import error_text
 from hogwild_engine.api.events import Paragraph
 
 _ROLES = {
@@ -61,7 +61,7 @@ def to_conversation(messages: Sequence[BaseMessage], team: Collection[str] = ())
         RequestError: there is no message, or one of an unknown role.
     """
     if not messages:
-        raise RequestError(complaint("messages", "at least one message", messages))
+        raise RequestError(error_text("messages", "at least one message", messages))
     humans = [place for place, message in enumerate(messages) if _role(message) == "user"]
     task = humans[-1] + 1 if humans else 0
     turns, history = _current(messages[task:], team)
@@ -139,7 +139,7 @@ def _role(message: BaseMessage) -> str:
     # Chunks are typed by their class: "AIMessageChunk".
     role = _ROLES.get(said.removesuffix("MessageChunk").lower())
     if role is None:
-        raise RequestError(complaint("messages", f"roles of {sorted(_ROLES)}", said))
+        raise RequestError(error_text("messages", f"roles of {sorted(_ROLES)}", said))
     return role
 
 
@@ -209,8 +209,8 @@ def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
         return json.loads(json.dumps(arguments))
     except (TypeError, ValueError, RecursionError) as error:
         wanted = "tool calls whose arguments JSON can hold"
-        raise RequestError(complaint("messages", wanted, arguments, str(error))) from error
+        raise RequestError(error_text("messages", wanted, arguments, str(error))) from error
 
 
 def _unreadable(kind: str, wanted: str, came: object, todo: str) -> ContentError:
-    return ContentError(complaint(f"content of a {kind} message", wanted, came, todo))
+    return ContentError(error_text(f"content of a {kind} message", wanted, came, todo))

@@ -1,4 +1,4 @@
-"""Every error names the argument, what was wanted, what came and what to do; each has its type."""
+"""Errors: each has its type, and names the argument, the wanted and the given value, and a fix."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ BAD_SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", list(BAD_SETTINGS))
-def test_a_bad_setting_is_named_with_what_was_wanted_and_what_came(what: str) -> None:
+def test_a_config_error_names_the_setting_and_the_wanted_and_given_value(what: str) -> None:
     make, name = BAD_SETTINGS[what]
     with pytest.raises(errors.ConfigError, match=rf"^{name}: wanted .+, got .+"):
         make()
 
 
-def test_a_brace_in_a_text_that_is_not_a_template_is_a_brace() -> None:
+def test_braces_are_allowed_in_texts_that_are_no_templates() -> None:
     protocol = Protocol(
         "x", "r", forced_prefix="```json\n{", intervention="{ok}?", final_prompt="\\boxed{"
     )
@@ -166,12 +166,12 @@ def test_a_name_that_would_break_a_header_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["Bob", "Dr. No", "O'Neill-Smith", "Zoë", "小明", "R2-D2", "x" * 64]
 )
-def test_plain_names_are_taken_in_any_script(name: str) -> None:
+def test_plain_names_are_accepted_in_any_script(name: str) -> None:
     assert make_workers([name, "Other"])[0].name == name
 
 
 @pytest.mark.parametrize("names", [("Ann", "Ann"), ("Ann", "ann"), ("STRASSE", "straße")])
-def test_names_that_differ_by_case_at_most_are_refused(names: tuple[str, str]) -> None:
+def test_names_that_differ_only_by_case_are_refused(names: tuple[str, str]) -> None:
     with pytest.raises(errors.WorkerNameError, match=r"^workers: wanted .+, got .+; rename"):
         make_workers(names)
     with pytest.raises(errors.WorkerNameError):
@@ -188,7 +188,7 @@ def test_numbers_make_the_default_team() -> None:
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/no/such", "a/b/c", "no.gguf"])
-def test_a_path_that_is_not_there_is_said_without_asking_a_hub(
+def test_a_missing_path_is_an_error_without_a_request_to_the_hub(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: 1 / 0)
@@ -196,7 +196,9 @@ def test_a_path_that_is_not_there_is_said_without_asking_a_hub(
         Engine(EngineConfig(model=name))
 
 
-def test_a_name_that_no_hub_knows_says_what_names_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_hub_id_is_an_error_that_says_which_names_exist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def unknown(*_: Any, **__: Any) -> Any:
         raise OSError("no-such/model is not a valid model identifier")
 
@@ -210,7 +212,7 @@ def test_a_name_that_no_hub_knows_says_what_names_are(monkeypatch: pytest.Monkey
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_the_embedded_model_that_is_not_installed_says_how_to_install_it(
+def test_a_missing_embedded_model_is_an_error_that_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(source, "EMBEDDED_PACKAGE", "no_such_package")
@@ -243,12 +245,12 @@ def test_broken_weights_are_a_model_error(
         Engine(EngineConfig(model=str(tmp_path)))
 
 
-def test_a_device_that_does_not_exist_is_a_model_error() -> None:
+def test_an_unknown_device_is_a_model_error() -> None:
     with pytest.raises(errors.ModelError, match=r"^device: wanted .+, got 'gpu7'"):
         Engine(EngineConfig(device="gpu7"))
 
 
-def test_a_folder_is_loaded_and_its_code_is_never_run_unasked(
+def test_a_folder_is_loaded_without_running_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -277,13 +279,13 @@ def test_a_folder_is_loaded_and_its_code_is_never_run_unasked(
 
 
 def small_engine(tiny_engine: Callable[..., Engine], **options: Any) -> Engine:
-    """An engine of its own on the weights of a shared one."""
+    """A new engine with the weights of a shared one."""
     shared = tiny_engine("llama")
     loaded = Pretrained(model_of(shared), options.pop("tokenizer", shared.tokenizer))
     return Engine(EngineConfig(model="tiny", page_size=8, **options), loaded=loaded)
 
 
-def test_a_model_without_a_chat_template_says_what_to_use(
+def test_a_model_without_a_chat_template_is_an_error_that_says_what_to_use(
     tiny_engine: Callable[..., Engine], tokenizer: Any
 ) -> None:
     bare = copy.deepcopy(tokenizer)
@@ -310,7 +312,7 @@ def test_a_prompt_longer_than_the_context_is_refused_at_submit(
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_prompt_longer_than_the_pool_is_refused_at_submit(
+def test_a_prompt_longer_than_the_kv_cache_is_refused_at_submit(
     tiny_engine: Callable[..., Engine], num_workers: int
 ) -> None:
     long = ({"role": "user", "content": "word " * 150},)
@@ -321,7 +323,7 @@ def test_a_prompt_longer_than_the_pool_is_refused_at_submit(
         engine.submit(request(messages=long, workers=make_workers(num_workers)))
 
 
-def test_a_closed_engine_takes_no_request(tiny_engine: Callable[..., Engine]) -> None:
+def test_a_closed_engine_refuses_requests(tiny_engine: Callable[..., Engine]) -> None:
     engine = small_engine(tiny_engine, num_pages=16)
     engine.close()
     with pytest.raises(errors.EngineClosedError, match=r"wanted an open one.*make a new one"):
@@ -331,7 +333,7 @@ def test_a_closed_engine_takes_no_request(tiny_engine: Callable[..., Engine]) ->
 # The tree
 
 
-def test_errors_are_what_callers_expect_them_to_be() -> None:
+def test_errors_have_the_documented_base_classes() -> None:
     assert issubclass(errors.ConfigError, ValueError)
     assert issubclass(errors.RequestError, ValueError)
     assert issubclass(errors.ModelNotFoundError, LookupError)
@@ -344,7 +346,7 @@ def test_errors_are_what_callers_expect_them_to_be() -> None:
             assert issubclass(value, errors.HogwildError)
 
 
-def test_errors_survive_a_trip_between_processes() -> None:
+def test_errors_can_be_pickled() -> None:
     refused = pickle.loads(pickle.dumps(errors.ModelRefusedError("logits", "off by one")))
     assert (refused.check, refused.detail) == ("logits", "off by one")
     assert "'logits'" in str(refused)

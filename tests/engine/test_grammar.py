@@ -1,4 +1,4 @@
-"""Text under a grammar: whatever the model says, what comes out is in the language."""
+"""Constrained decoding: for any logits, the output fits the grammar."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def engine(tiny_engine: Callable[..., Engine]) -> Engine:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_answer_by_a_schema_is_valid_and_holds_no_key_of_its_own(
-    engine: Engine, seed: int
-) -> None:
+def test_an_answer_fits_its_schema_and_has_no_other_keys(engine: Engine, seed: int) -> None:
     finished = ask(engine, seed=seed, grammar=Grammar.json(ADDRESS), max_tokens=120)
     assert finished.finish_reason == "stop"
     answer = json.loads(finished.text)
@@ -56,36 +54,36 @@ def test_an_answer_by_a_schema_is_valid_and_holds_no_key_of_its_own(
     assert answer.keys() <= ADDRESS["properties"].keys()
 
 
-def test_an_answer_by_a_pattern_matches_it(engine: Engine) -> None:
+def test_an_answer_matches_its_regex(engine: Engine) -> None:
     finished = ask(engine, grammar=Grammar.regex("(red|blue) [0-9]{3}"))
     assert re.fullmatch("(red|blue) [0-9]{3}", finished.text)
 
 
-def test_an_answer_by_a_lark_grammar_is_derived_from_it(engine: Engine) -> None:
+def test_an_answer_fits_its_lark_grammar(engine: Engine) -> None:
     grammar = Grammar.lark('start: sum\nsum: NUM ("+" NUM){2,4}\nNUM: /[1-9]/')
     assert re.fullmatch(r"[1-9](\+[1-9]){2,4}", ask(engine, grammar=grammar).text)
 
 
-def test_a_choice_is_one_of_its_texts_however_they_are_spelled(engine: Engine) -> None:
+def test_a_choice_is_one_of_its_texts_even_with_special_characters(engine: Engine) -> None:
     texts = ("a.b", "c*d/e\n", 'say "f"')
     for seed in range(6):
         assert ask(engine, seed=seed, grammar=Grammar.choice(*texts)).text in texts
 
 
-def test_forced_tokens_cost_no_pass(engine: Engine) -> None:
+def test_forced_tokens_take_no_forward_step(engine: Engine) -> None:
     finished = ask(engine, grammar=Grammar.choice("one two three four five six seven eight"))
     assert finished.text == "one two three four five six seven eight"
     assert finished.usage.answer_tokens >= 8
     assert finished.usage.forward_steps < finished.usage.answer_tokens
 
 
-def test_an_answer_that_the_budget_cuts_says_so(engine: Engine) -> None:
+def test_an_answer_cut_at_max_tokens_finishes_by_length(engine: Engine) -> None:
     finished = ask(engine, grammar=Grammar.regex("x{500,600}"), max_tokens=9)
     assert finished.finish_reason == "length"
     assert finished.usage.answer_tokens == 9
 
 
-def test_an_answer_in_a_stream_is_the_answer_at_the_end(engine: Engine) -> None:
+def test_streamed_text_joins_to_the_answer(engine: Engine) -> None:
     request = Request(QUESTION, make_workers(1), grammar=Grammar.json(ADDRESS), max_tokens=100)
     told = list(engine.submit(request))
     shown = "".join(event.text for event in told if isinstance(event, AnswerToken))
@@ -93,13 +91,13 @@ def test_an_answer_in_a_stream_is_the_answer_at_the_end(engine: Engine) -> None:
     assert shown == told[-1].text
 
 
-def test_a_team_answers_by_the_grammar_too(engine: Engine) -> None:
+def test_the_answer_of_a_team_fits_the_grammar(engine: Engine) -> None:
     finished = ask(engine, 2, grammar=Grammar.json(ADDRESS), max_steps=12, max_tokens=120)
     jsonschema.validate(json.loads(finished.text), ADDRESS)
 
 
 @pytest.mark.parametrize("layout", ["combined", "interleaved", "contiguous", "arrival"])
-def test_each_worker_writes_one_paragraph_by_the_workers_grammar(
+def test_each_worker_writes_one_paragraph_that_fits_the_worker_grammar(
     engine: Engine, layout: Any
 ) -> None:
     grammar = Grammar.regex("Idea: [a-z]{2,9}!")
@@ -110,7 +108,7 @@ def test_each_worker_writes_one_paragraph_by_the_workers_grammar(
     assert all(paragraph.complete for paragraph in finished.paragraphs)
 
 
-def test_masks_leave_what_the_grammar_allows_in_its_rows_alone(chat: ChatTemplate) -> None:
+def test_a_token_mask_forbids_tokens_only_in_rows_with_a_constraint(chat: ChatTemplate) -> None:
     digits = chat.grammars.compile(Grammar.regex("[0-9]+"), 9)
     logits = torch.zeros(3, 60_000)
     apply_token_mask(logits, [None, digits, None])
@@ -120,18 +118,18 @@ def test_masks_leave_what_the_grammar_allows_in_its_rows_alone(chat: ChatTemplat
     assert {chat.decode([token]) for token in allowed} == set("0123456789")
 
 
-def test_a_grammar_that_is_none_is_refused_with_its_fault(engine: Engine) -> None:
+def test_an_invalid_grammar_is_refused_with_its_error(engine: Engine) -> None:
     with pytest.raises(RequestError, match=r"grammar: wanted .* got 'start: missing'"):
         engine.submit(Request(QUESTION, make_workers(1), grammar=Grammar.lark("start: missing")))
 
 
 @pytest.mark.parametrize(("kind", "text"), [("yaml", "x"), ("regex", ""), ("json", "[]")])
-def test_a_grammar_is_checked_when_it_is_made(kind: Any, text: str) -> None:
+def test_a_grammar_is_checked_at_construction(kind: Any, text: str) -> None:
     with pytest.raises(ConfigError, match="grammar: wanted"):
         Grammar(kind, text)
 
 
-def test_joined_paragraphs_take_no_grammar() -> None:
+def test_joined_paragraphs_cannot_have_a_grammar() -> None:
     with pytest.raises(ConfigError, match="answer: wanted 'write'"):
         Request(QUESTION, make_workers(2), grammar=Grammar.regex("x"), answer="join")
 
@@ -139,7 +137,7 @@ def test_joined_paragraphs_take_no_grammar() -> None:
 # Schemas
 
 
-def test_objects_are_closed_however_deep_unless_the_author_says_otherwise() -> None:
+def test_objects_at_any_depth_are_closed_unless_the_schema_says_otherwise() -> None:
     inner = {"type": "object", "properties": {"x": {"type": "null"}}}
     said = {"type": "object", "properties": {}, "additionalProperties": True}
     schema = {
@@ -155,7 +153,7 @@ def test_objects_are_closed_however_deep_unless_the_author_says_otherwise() -> N
     assert "additionalProperties" not in schema
 
 
-def test_objects_that_are_merged_stay_open() -> None:
+def test_objects_in_an_all_of_stay_open() -> None:
     part = {"type": "object", "properties": {"x": {"type": "null"}}}
     schema = {"allOf": [part, {"$ref": "#/$defs/d"}], "$defs": {"d": part}}
     made = bound_schema(schema, 100)
@@ -163,7 +161,7 @@ def test_objects_that_are_merged_stay_open() -> None:
     assert "additionalProperties" not in made["$defs"]["d"]
 
 
-def test_lengths_are_bounded_by_the_budget_and_bounds_of_the_author_kept() -> None:
+def test_lengths_are_bounded_by_the_budget_and_bounds_of_the_schema_are_kept() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -213,7 +211,9 @@ CALLED = '<tool_call>\n{"name": "pa/int", "arguments": {"x": "1"}}\n</tool_call>
         ('<tool_call>\n{"name": "other', False),
     ],
 )
-def test_text_goes_on_freely_until_it_is_a_call(chat: ChatTemplate, text: str, fits: bool) -> None:
+def test_text_is_free_and_calls_must_fit_their_schema(
+    chat: ChatTemplate, text: str, fits: bool
+) -> None:
     tools = [{"type": "function", "function": PAINT}]
     grammar = call_grammar(tools, "auto", OURS, chat.to_lark, 99, parallel=True)
     constraint = chat.grammars.compile(grammar, 99)
@@ -226,7 +226,7 @@ def test_text_goes_on_freely_until_it_is_a_call(chat: ChatTemplate, text: str, f
         assert constraint.matcher.is_accepting() == fits
 
 
-def test_a_grammar_for_workers_that_is_none_is_refused_and_holds_no_page(
+def test_an_invalid_worker_grammar_is_refused_and_frees_all_pages(
     engine: Engine, all_pages_free: Callable[[Engine], bool]
 ) -> None:
     for _ in range(3):
@@ -235,8 +235,8 @@ def test_a_grammar_for_workers_that_is_none_is_refused_and_holds_no_page(
     assert all_pages_free(engine)
 
 
-def test_a_whole_answer_is_whole_however_short_the_thinking_was(engine: Engine) -> None:
-    """The context ends the workers' phase; the answer is written to its end all the same."""
+def test_a_complete_answer_finishes_by_stop_even_after_a_cut_parallel_phase(engine: Engine) -> None:
+    """The context is full, which ends the parallel phase; the answer still fits."""
     question = ({"role": "user", "content": "word " * 200},)
     settings = {"max_steps": 400, "max_tokens": 90, "grammar": Grammar.choice("yes", "no")}
     request = Request(question, make_workers(2), **settings)
@@ -261,7 +261,7 @@ def tool_with(parameters: Any) -> Any:
         (tool_with({"type": "string"}),),
         (tool_with({"anyOf": [{"type": "object"}, {"type": "array"}]}),),
     ],
-    ids=["one name twice", "parameters no schema", "a string", "perhaps an array"],
+    ids=["one name twice", "parameters no schema", "a string", "an object or an array"],
 )
 def test_tools_that_cannot_be_called_are_refused(tools: Any) -> None:
     with pytest.raises(ConfigError, match="tools"):
@@ -273,17 +273,17 @@ def test_tools_that_cannot_be_called_are_refused(tools: Any) -> None:
     [{"type": [{"a": 1}]}, {"type": "array", "minItems": float("inf")}],
     ids=["a type that is none", "no whole number"],
 )
-def test_schemas_that_cannot_be_bounded_are_refused(engine: Engine, schema: Any) -> None:
+def test_invalid_schemas_are_refused(engine: Engine, schema: Any) -> None:
     with pytest.raises(RequestError):
         ask(engine, grammar=Grammar.json(schema))
 
 
-def test_a_schema_deeper_than_any_is_refused() -> None:
+def test_a_schema_that_is_nested_too_deep_is_refused() -> None:
     with pytest.raises(ConfigError, match="schema"):
         Grammar("json", '{"a":' * 100_000)
 
 
-def test_an_escaped_slash_in_a_pattern_is_one_slash_beside_tools(engine: Engine) -> None:
+def test_a_regex_with_a_slash_works_beside_tools(engine: Engine) -> None:
     for pattern in ("a/b", r"a\/b"):
         finished = ask(engine, grammar=Grammar.regex(pattern), tools=(TOOL,), tool_choice="auto")
         assert finished.text == "a/b" or finished.calls

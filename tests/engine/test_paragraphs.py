@@ -1,4 +1,4 @@
-"""Where text ends a paragraph, repeats_any another or oversteps: pure functions, case by case."""
+"""Paragraphs and stop strings: where text ends, repeats or must be held back, case by case."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_sentence_ends_at_a_blank_line_after_punctuation(
         "```python\nx.\n```python\ny.\n\n",
     ],
 )
-def test_a_sentence_goes_on_otherwise(text: str) -> None:
+def test_a_paragraph_goes_on_without_punctuation_or_blank_line(text: str) -> None:
     assert end_of(text, "sentence") is None
     assert end_of(text, "sentence", pieces=100) is None
 
@@ -134,7 +134,7 @@ def test_code_goes_on_while_its_fence_is_open(text: str) -> None:
         ("    ```", False),
     ],
 )
-def test_fences_open_and_close_on_lines_of_their_own(text: str, is_open: bool) -> None:
+def test_a_fence_opens_and_closes_on_a_line_of_its_own(text: str, is_open: bool) -> None:
     assert fence_is_open(text) == is_open
 
 
@@ -144,10 +144,10 @@ def test_fences_open_and_close_on_lines_of_their_own(text: str, is_open: bool) -
     st.sampled_from(["sentence", "blank_line", "fence"]),
     st.integers(1, 7),
 )
-def test_an_end_lies_in_the_text_and_is_found_when_it_arrives(
+def test_an_end_lies_in_the_text_and_is_found_for_any_tokenization(
     parts: list[str], rule: ParagraphEnd, pieces: int
 ) -> None:
-    """What a token ends is decided by that token, however the text was cut before it."""
+    """The result does not depend on how tokens cut the text."""
     text = "".join(parts)
     end = end_of(text, rule, pieces=pieces)
     if end is not None:
@@ -197,7 +197,9 @@ def test_a_boxed_answer_is_balanced_and_not_empty(text: str, answer: str | None)
         ("数", False, True),
     ],
 )
-def test_content_is_more_than_marks(text: str, code: bool, says: bool) -> None:
+def test_content_is_more_than_punctuation_and_empty_functions(
+    text: str, code: bool, says: bool
+) -> None:
     assert has_content(text, code=code) == says
 
 
@@ -218,9 +220,7 @@ def test_content_is_more_than_marks(text: str, code: bool, says: bool) -> None:
         ("pass\n```", None),
     ],
 )
-def test_a_stub_should_have_gone_on_where_its_body_is_missing(
-    text: str, before: str | None
-) -> None:
+def test_stub_end_is_where_the_body_is_missing(text: str, before: str | None) -> None:
     place = stub_end(text)
     assert (None if place is None else text[:place]) == before
 
@@ -239,7 +239,7 @@ def test_a_stub_should_have_gone_on_where_its_body_is_missing(
         ("```python\n", None),
     ],
 )
-def test_code_opens_with_its_first_line(text: str, key: str | None) -> None:
+def test_code_starts_with_its_first_line_after_imports(text: str, key: str | None) -> None:
     span = code_start(text)
     assert (span and span.key) == key
     if span is not None:
@@ -247,7 +247,7 @@ def test_code_opens_with_its_first_line(text: str, key: str | None) -> None:
         assert " ".join(text[span.start : span.stop].split()) == key
 
 
-def test_prose_opens_with_a_dozen_words_once_the_next_has_begun() -> None:
+def test_prose_starts_with_twelve_words_once_the_next_one_begins() -> None:
     words = [f"w{i}" for i in range(12)]
     text = " ".join(words)
     assert prose_start(text) is None
@@ -270,24 +270,24 @@ def test_prose_opens_with_a_dozen_words_once_the_next_has_begun() -> None:
         ("sleep is very good for you", "", False),
     ],
 )
-def test_prose_repeats_by_its_first_words_and_half_of_its_threes(
+def test_prose_repeats_if_two_words_and_half_of_the_trigrams_are_equal(
     key: str, other: str, same: bool
 ) -> None:
     assert repeats_any(key, ["Something else entirely.", other], code=False) == same
 
 
-def test_code_repeats_by_its_whole_opening() -> None:
+def test_code_repeats_if_the_keys_are_equal() -> None:
     others = ["```python\ndef add(a):\n    pass\n```"]
     assert repeats_any("def add", others, code=True)
     assert not repeats_any("def add_all", others, code=True)
     assert not repeats_any("def add", ["```python\nimport x"], code=True)
 
 
-def test_code_that_goes_on_with_anothers_repeats_it() -> None:
+def test_code_that_continues_another_workers_code_repeats_it() -> None:
     assert repeats_any("", [], code=True)
 
 
-def test_short_paragraphs_with_the_same_two_words_repeat_only_when_alike() -> None:
+def test_short_paragraphs_repeat_only_if_all_words_are_equal() -> None:
     assert repeats_any("use a brick", ["Use a brick."], code=False)
     assert not repeats_any("use a brick", ["Use a spoon."], code=False)
 
@@ -305,7 +305,7 @@ def test_headers_start_with_the_name(protocol: Any, starts: list[str]) -> None:
     assert header_starts(protocol, ["Alice", "Bob"]) == starts
 
 
-def test_the_first_of_several_strings_counts_from_a_place_on() -> None:
+def test_find_first_searches_from_an_index_on() -> None:
     assert find_first("a STOP b END", ["END", "STOP"]) == 2
     assert find_first("a STOP b END", ["END", "STOP"], 3) == 9
     assert find_first("a STOP", ["END"]) is None
@@ -314,7 +314,7 @@ def test_the_first_of_several_strings_counts_from_a_place_on() -> None:
 
 @ONCE
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=5), max_size=3))
-def test_held_back_is_the_longest_end_that_may_become_a_string(
+def test_held_back_len_is_that_of_the_longest_end_that_may_become_a_string(
     text: str, strings: list[str]
 ) -> None:
     starts = {s[:length] for s in strings for length in range(1, len(s))}

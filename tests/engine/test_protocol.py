@@ -1,4 +1,4 @@
-"""The workers' phase, on tokens that the test picks: what ends, moves and stops."""
+"""The parallel phase with scripted tokens: ends and moves of paragraphs, stops, interventions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_finished_paragraph_moves_to_the_history_and_the_next_one_opens(
     assert (event.step, event.index, event.paragraph.step) == (4, 0, 4)
 
 
-def test_the_ending_token_may_open_the_next_block_as_published(sessions: SessionHarness) -> None:
+def test_the_ending_token_may_open_the_next_block_as_in_the_paper(sessions: SessionHarness) -> None:
     script = sessions.script(
         {"Alice": [" One two.\n\n"]}, protocol=replace(PROSE, ending_token="opens")
     )
@@ -86,7 +86,9 @@ def test_without_a_history_paragraphs_stay_where_they_were_written(
         assert history(script) == [("Alice", 1, "One.", True)]
 
 
-def test_unsynchronised_workers_keep_their_paragraphs_to_the_end(sessions: SessionHarness) -> None:
+def test_unsynchronized_workers_keep_their_paragraphs_until_the_end(
+    sessions: SessionHarness,
+) -> None:
     script = sessions.script(
         {"Alice": [" One.\n\n", " Two", END, END]}, sync_interval=None, max_steps=8
     )
@@ -126,7 +128,7 @@ def test_a_fence_that_is_cut_is_closed_for_the_others(sessions: SessionHarness) 
     assert common_text(script) == "**Alice [1]:**\n\n```python\nx = 1\n```\n\n"
 
 
-def test_openings_and_first_words_are_put_in_workers_mouths(sessions: SessionHarness) -> None:
+def test_forced_prefixes_start_the_paragraphs(sessions: SessionHarness) -> None:
     protocol = replace(
         PROSE, forced_prefix=" Well:", first_prefixes=(" I'm {name}.", " And I {name}.")
     )
@@ -178,7 +180,7 @@ def test_all_workers_done_ends_the_parallel_phase(sessions: SessionHarness) -> N
     assert done(script).usage.steps == 3
 
 
-def test_workers_start_their_stagger_apart(sessions: SessionHarness) -> None:
+def test_workers_start_stagger_steps_after_each_other(sessions: SessionHarness) -> None:
     script = sessions.script(
         workers=make_workers(3), protocol=replace(PROSE, stagger=2), max_steps=6
     )
@@ -191,16 +193,16 @@ def test_workers_start_their_stagger_apart(sessions: SessionHarness) -> None:
 
 
 @pytest.mark.parametrize("first", [[END], [" x", END, END]])
-def test_workers_start_although_those_before_them_are_done_early(
+def test_a_worker_starts_at_once_if_all_before_it_are_done(
     sessions: SessionHarness, first: list[Any]
 ) -> None:
-    """Nobody writes in between, so no pass would come if the stagger were waited for."""
+    """No step would run while it waited for its stagger."""
     script = sessions.script({"Alice": first}, protocol=replace(PROSE, stagger=10), max_steps=8)
     script.run(60)
     assert any(event.active == ("Bob",) for event in script.of(Step))
 
 
-def test_a_boxed_answer_in_a_finished_paragraph_stops_all(sessions: SessionHarness) -> None:
+def test_a_boxed_answer_in_a_finished_paragraph_ends_the_phase(sessions: SessionHarness) -> None:
     protocol = replace(PAPER, first_prefixes=())
     texts: dict[str, list[str | int]] = {
         "Alice": [" It is \\boxed{}.\n\n", " So \\boxed{4}.\n\n"],
@@ -217,7 +219,7 @@ def test_a_boxed_answer_in_a_finished_paragraph_stops_all(sessions: SessionHarne
     assert done(script).usage.steps < 60
 
 
-def test_a_stop_string_ends_its_worker_only(sessions: SessionHarness) -> None:
+def test_a_stop_string_ends_only_its_worker(sessions: SessionHarness) -> None:
     texts: dict[str, list[str | int]] = {
         "Alice": [" One two ST", "OP three"],
         "Bob": [" Four five"],
@@ -231,7 +233,9 @@ def test_a_stop_string_ends_its_worker_only(sessions: SessionHarness) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_stop_string_at_once_leaves_no_paragraph(sessions: SessionHarness, layout: Any) -> None:
+def test_a_stop_string_at_the_start_leaves_no_paragraph(
+    sessions: SessionHarness, layout: Any
+) -> None:
     script = sessions.script(
         {"Alice": ["STOP"]}, stop=("STOP",), max_steps=6, protocol=replace(PROSE, max_repeats=1)
     )
@@ -240,7 +244,7 @@ def test_a_stop_string_at_once_leaves_no_paragraph(sessions: SessionHarness, lay
     assert [p[0] for p in history(script)] == ["Bob"]
 
 
-def test_the_budget_of_steps_is_kept(sessions: SessionHarness) -> None:
+def test_max_steps_bounds_the_phase(sessions: SessionHarness) -> None:
     script = sessions.script(max_steps=7)
     script.run()
     assert [event.step for event in script.of(Step)] == list(range(1, 8))
@@ -252,10 +256,10 @@ def test_the_budget_of_steps_is_kept(sessions: SessionHarness) -> None:
 # Interventions
 
 
-def test_the_first_to_end_a_paragraph_after_enough_tokens_is_intervened(
+def test_the_first_worker_to_end_a_paragraph_after_enough_tokens_gets_the_intervention(
     sessions: SessionHarness,
 ) -> None:
-    """One counter over all workers' tokens, which starts again behind an intervention."""
+    """One counter counts all workers' tokens; an intervention resets it."""
     protocol = replace(PROSE, intervention="Am I useful?", intervention_tokens=13)
     texts: dict[str, list[str | int]] = {
         "Alice": [" a.\n\n", " a b c d e f.\n\n", " a.\n\n", " a.\n\n"],
@@ -274,7 +278,7 @@ def test_the_first_to_end_a_paragraph_after_enough_tokens_is_intervened(
     check_streams(script.events)
 
 
-def test_no_intervention_comes_where_the_protocol_has_none(sessions: SessionHarness) -> None:
+def test_a_protocol_without_interventions_has_none(sessions: SessionHarness) -> None:
     script = sessions.script({"Alice": [" a.\n\n"] * 6}, max_steps=20)
     script.run()
     assert not script.of(Intervention)

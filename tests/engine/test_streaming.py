@@ -1,6 +1,5 @@
-"""Invariant 7: streamed text, joined, is the decode of its tokens.
-
-No half characters, no control tokens, no stop strings.
+"""Streaming: streamed pieces join to the decoded tokens, without half characters, special tokens or
+stop strings.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def harness() -> ModelHarness:
 
 
 def pieces(chat: ChatTemplate, ids: Sequence[int]) -> list[str]:
-    """What a detokenizer gives out, token by token, and at the end."""
+    """The text that a detokenizer returns for each token, and at the end."""
     detokenizer = Detokenizer(chat.decode, chat.special_ids)
     return [*(detokenizer.add(token) for token in ids), detokenizer.flush()]
 
@@ -63,19 +62,19 @@ def test_the_pieces_of_any_text_join_to_it_and_are_whole_characters(
 @ONCE
 @given(ids=st.lists(st.integers(0, VOCABULARY - 1), max_size=24))
 def test_the_pieces_of_any_tokens_join_to_their_decode(chat: ChatTemplate, ids: list[int]) -> None:
-    """Whatever a model rows: broken characters and control tokens included."""
+    """Any token ids, including broken characters and special tokens."""
     visible = [token for token in ids if token not in chat.special_ids]
     assert "".join(pieces(chat, ids)) == chat.decode(visible)
 
 
-def test_an_emoji_of_several_tokens_comes_whole(chat: ChatTemplate) -> None:
+def test_an_emoji_of_several_tokens_is_one_piece(chat: ChatTemplate) -> None:
     ids = chat.encode("go 🦜 now")
     assert len(ids) > 4
     got = [piece for piece in pieces(chat, ids) if piece]
     assert got == ["go", " 🦜", " now"] or got == ["go", " ", "🦜", " now"]
 
 
-def test_half_an_emoji_comes_at_the_end_as_a_replacement(chat: ChatTemplate) -> None:
+def test_flush_returns_half_an_emoji_as_a_replacement_character(chat: ChatTemplate) -> None:
     ids = chat.encode("🦜")[:-1]
     *waiting, last = pieces(chat, ids)
     assert not any(waiting)
@@ -83,7 +82,7 @@ def test_half_an_emoji_comes_at_the_end_as_a_replacement(chat: ChatTemplate) -> 
 
 
 def drafted(chat: ChatTemplate, ids: Sequence[int], **options: Any) -> tuple[Draft, list[str]]:
-    """A draft that takes ``ids`` one by one, and what it shows after each."""
+    """Return a draft that got ``ids`` one by one, and the text that it showed after each."""
     block = Block(KVCache([], num_pages=400, page_size=1))
     block.append([0])
     writer = Writer(0, "Alice", block, ())
@@ -111,10 +110,10 @@ def test_a_draft_shows_its_text_once_and_in_order(
 
 @ONCE
 @given(text=TEXTS, stop=st.text(SPELLED, min_size=1, max_size=5))
-def test_no_part_of_a_watched_string_shows_before_it_is_decided(
+def test_the_start_of_a_watched_string_is_held_back(
     chat: ChatTemplate, text: str, stop: str
 ) -> None:
-    """However tokens cut it, nothing of a ``stop`` shows while that may yet be one."""
+    """No part of ``stop`` is shown while it may become complete, for any tokenization."""
     draft, shown = drafted(chat, chat.encode_data(text + stop), watched=[stop], strips=False)
     cut = draft.text.find(stop)
     if draft.text.count(stop) == 1:
@@ -123,14 +122,14 @@ def test_no_part_of_a_watched_string_shows_before_it_is_decided(
         assert len(before_last) <= cut
 
 
-def test_a_draft_that_is_not_settled_shows_nothing_until_it_is(chat: ChatTemplate) -> None:
+def test_a_draft_shows_nothing_until_it_is_committed(chat: ChatTemplate) -> None:
     draft, shown = drafted(chat, chat.encode(" one two three"), committed=False)
     assert not any(shown)
     draft.committed = True
     assert draft.show() == "one two three"
 
 
-def test_a_rewound_draft_is_as_if_the_tokens_had_not_come(chat: ChatTemplate) -> None:
+def test_a_rewound_draft_equals_one_without_the_tokens(chat: ChatTemplate) -> None:
     ids = chat.encode(" red 🦜 green blue")
     for keep in range(len(ids)):
         draft, _ = drafted(chat, ids, committed=False)
@@ -145,7 +144,7 @@ def test_a_rewound_draft_is_as_if_the_tokens_had_not_come(chat: ChatTemplate) ->
         assert draft.text == " red 🦜 green blue"
 
 
-def test_text_that_was_forced_is_part_of_the_draft_once(chat: ChatTemplate) -> None:
+def test_forced_text_is_part_of_the_draft(chat: ChatTemplate) -> None:
     draft, shown = drafted(chat, chat.encode(" can go."), forced=" Hi, I'm Alice. We")
     assert "".join([*shown, draft.finish()]) == draft.shown == "Hi, I'm Alice. We can go."
 
@@ -160,7 +159,7 @@ def answer(
     max_tokens: int = 500,
     **options: Any,
 ) -> Finished:
-    """What a single worker's session ends with, its streams checked."""
+    """Return how a single worker's session ends, after checking its stream."""
     messages = ({"role": "user", "content": "Go"},)
     request = Request(messages, workers=make_workers(1), max_tokens=max_tokens, **options)
     script = Script(harness, chat, request, {"": pieces})
@@ -187,7 +186,7 @@ def answer(
         ((END,), (), "", "stop"),
     ],
 )
-def test_an_answer_ends_where_it_should_and_streams_what_it_says(
+def test_an_answer_ends_at_end_of_turn_or_before_a_stop_string(
     harness: ModelHarness,
     chat: ChatTemplate,
     pieces: tuple[str | int, ...],
@@ -201,7 +200,7 @@ def test_an_answer_ends_where_it_should_and_streams_what_it_says(
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(text=TEXTS, stop=st.sampled_from(("STOP", "🏳️‍🌈", "\n", "é", "ST")))
-def test_an_answer_is_its_text_up_to_the_first_stop_string(
+def test_an_answer_ends_before_the_first_stop_string(
     harness: ModelHarness, chat: ChatTemplate, text: str, stop: str
 ) -> None:
     ids = chat.encode_data(text)
@@ -210,15 +209,13 @@ def test_an_answer_is_its_text_up_to_the_first_stop_string(
     assert done.text == text.partition(stop)[0]
 
 
-def test_text_that_is_held_back_at_the_last_token_is_given_out(
-    harness: ModelHarness, chat: ChatTemplate
-) -> None:
+def test_held_back_text_is_streamed_at_the_end(harness: ModelHarness, chat: ChatTemplate) -> None:
     done = answer(harness, chat, [], max_tokens=2, stop=("word word!",))
     assert (done.text, done.finish_reason) == (" word word", "length")
 
 
 @pytest.mark.parametrize("cut", [1, 2])
-def test_a_character_that_the_budget_cuts_shows_as_a_replacement(
+def test_a_character_cut_at_max_tokens_is_a_replacement_character(
     harness: ModelHarness, chat: ChatTemplate, cut: int
 ) -> None:
     ids = chat.encode("go 🦜")[:-cut]
@@ -230,10 +227,10 @@ def test_a_character_that_the_budget_cuts_shows_as_a_replacement(
 
 @pytest.mark.parametrize("layout", ["combined", "contiguous", "interleaved", "arrival"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_what_workers_stream_is_what_they_drew(
+def test_workers_stream_the_tokens_they_sampled(
     monkeypatch: pytest.MonkeyPatch, tiny_engine: Callable[..., Engine], family: str, layout: Any
 ) -> None:
-    """A model that writes anything: its words come out, less white space between paragraphs."""
+    """For a model that samples any token. White space between paragraphs is not compared."""
     engine = tiny_engine(family, talkative=True)
     request = Request(
         ({"role": "user", "content": "Write."},),

@@ -1,4 +1,4 @@
-"""Check that streamed events join to what a session ends with."""
+"""Check that the streamed events of a session join to its final texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hogwild_engine.api.events import AnswerToken, Event, Finished, ParagraphFin
 
 
 def check_streams(events: Sequence[Event]) -> None:
-    """Streams join to the paragraphs and to the answer that the events end with."""
+    """Assert that tokens join to the paragraphs and to the answer of `Finished`."""
     streams: dict[tuple[str, int], str] = defaultdict(str)
     answer = ""
     for event in events:

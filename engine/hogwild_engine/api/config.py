@@ -98,7 +98,7 @@ class SamplingParams:
         min_p: drop tokens with less than this share of the highest probability. In [0, 1]; neutral:
             0.
         repetition_penalty: divides positive logits, and multiplies negative ones, of tokens that
-            stand in the prompt or in the worker's own text. Above 0; neutral: 1.
+            occur in the prompt or in the worker's own text. Above 0; neutral: 1.
         seed: from 0 to 2**63 - 1. A sampled token depends on the seed, the worker and the token's
             index in the worker's text. ``None``: a random seed for each session.
 

@@ -80,12 +80,12 @@ class SessionFailedError(HogwildError):
 
 
 def require(condition: bool, name: str, wanted: str, got: object, fix: str = "") -> None:
-    """Raise `ConfigError` unless ``condition`` holds; for the arguments see `complaint`."""
+    """Raise `ConfigError` unless ``condition`` holds; for the arguments see `error_text`."""
     if not condition:
-        raise ConfigError(complaint(name, wanted, got, fix))
+        raise ConfigError(error_text(name, wanted, got, fix))
 
 
-def complaint(name: str, wanted: str, got: object, fix: str = "") -> str:
+def error_text(name: str, wanted: str, got: object, fix: str = "") -> str:
     """Return an error's text, for example ``top_p: wanted a number in (0, 1], got 2``.
 
     Args:

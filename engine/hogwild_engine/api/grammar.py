@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hogwild_engine.api.checks import require_choice
-from hogwild_engine.api.errors import ConfigError, complaint, require
+from hogwild_engine.api.errors import ConfigError, error_text, require
 
 GrammarKind = Literal["json", "regex", "lark"]
 
@@ -52,7 +52,7 @@ class Grammar:
             return cls("json", json.dumps(schema))
         except (TypeError, RecursionError) as error:
             got = reprlib.repr(schema)
-            raise ConfigError(complaint("grammar", "a JSON schema", got, str(error))) from error
+            raise ConfigError(error_text("grammar", "a JSON schema", got, str(error))) from error
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:

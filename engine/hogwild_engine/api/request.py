@@ -14,7 +14,7 @@ from hogwild_engine.api import layout as layouts
 from hogwild_engine.api import protocol as protocols
 from hogwild_engine.api.checks import require_choice, require_int
 from hogwild_engine.api.config import SamplingParams
-from hogwild_engine.api.errors import WorkerNameError, complaint, require
+from hogwild_engine.api.errors import WorkerNameError, error_text, require
 from hogwild_engine.api.events import Paragraph
 from hogwild_engine.api.grammar import Grammar
 
@@ -29,7 +29,7 @@ class Worker:
     """A worker of the team.
 
     Args:
-        name: stands in the headers of the worker's paragraphs. 1 to 64 letters, digits, spaces and
+        name: used in the headers of the worker's paragraphs. 1 to 64 letters, digits, spaces and
             ``. ' - _``.
         role: what this worker should do. All workers read all roles. ``None``: no role.
 
@@ -46,7 +46,7 @@ class Worker:
             wanted = (
                 "1 to 64 letters, digits, spaces or . ' - _, first a letter or digit, last no space"
             )
-            raise WorkerNameError(complaint("workers", wanted, self.name, "choose a plain name"))
+            raise WorkerNameError(error_text("workers", wanted, self.name, "choose a plain name"))
         is_role = isinstance(self.role, str) and bool(self.role.strip())
         require(self.role is None or is_role, "role", "a text or None", self.role)
 
@@ -75,7 +75,7 @@ def make_workers(workers: int | Iterable[str | Worker]) -> tuple[Worker, ...]:
     for worker in team:
         if worker.name.casefold() in seen:
             wanted = "names that differ by more than case"
-            raise WorkerNameError(complaint("workers", wanted, worker.name, "rename one of them"))
+            raise WorkerNameError(error_text("workers", wanted, worker.name, "rename one of them"))
         seen.add(worker.name.casefold())
     return team
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from hogwild_engine.api.config import EMBEDDED_MODEL, EngineConfig
-from hogwild_engine.api.errors import HogwildError, ModelError, ModelNotFoundError, complaint
+from hogwild_engine.api.errors import HogwildError, ModelError, ModelNotFoundError, error_text
 from hogwild_engine.loading import gguf_cache, quantized
 from hogwild_engine.loading.source import Source, locate
 
@@ -94,7 +94,7 @@ def resolve_device(device: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         said = str(error).split("\n")[0]
         wanted = "'auto' or a torch device that is at hand"
-        raise ModelError(complaint("device", wanted, device, said)) from error
+        raise ModelError(error_text("device", wanted, device, said)) from error
     return found
 
 
@@ -147,6 +147,6 @@ def _translated_errors(config: EngineConfig, source: Source) -> Iterator[None]:
             wanted = "a model of the hub, a folder, a .gguf file or 'smollm2-135m'"
             offline = " (offline)" if os.environ.get("HF_HUB_OFFLINE") else ""
             todo = f"{meant}check the name and the connection{offline}: {said}"
-            raise ModelNotFoundError(complaint("model", wanted, config.model, todo)) from error
+            raise ModelNotFoundError(error_text("model", wanted, config.model, todo)) from error
         wanted = "one that transformers loads"
-        raise ModelError(complaint("model", wanted, config.model, said)) from error
+        raise ModelError(error_text("model", wanted, config.model, said)) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
-from hogwild_engine.api.errors import ModelError, complaint
+from hogwild_engine.api.errors import ModelError, error_text
 
 PACKAGES = {
     "awq": ("gptqmodel",),
@@ -60,12 +60,12 @@ def require_loadable(model: str, method: str) -> None:
     if method not in known:
         wanted = "weights that are quantized in a way that transformers knows"
         todo = f"it is quantized by {method!r}; use another copy of it, or a newer transformers"
-        raise ModelError(complaint("model", wanted, model, todo))
+        raise ModelError(error_text("model", wanted, model, todo))
     missing = [package for package in PACKAGES.get(method, ()) if not _installed(package)]
     if missing:
         wanted = f"the packages to be installed that {method} weights need"
         todo = f"run: pip install {' '.join(missing)}"
-        raise ModelError(complaint("model", wanted, model, todo))
+        raise ModelError(error_text("model", wanted, model, todo))
 
 
 def _name(method: Any) -> str:

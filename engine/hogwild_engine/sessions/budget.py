@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hogwild_engine.api.errors import PromptTooLongError, complaint
+from hogwild_engine.api.errors import PromptTooLongError, error_text
 from hogwild_engine.api.request import Request
 from hogwild_engine.cache.block import Block
 
@@ -63,11 +63,11 @@ class Budget:
         if min_tokens > limits.context_len:
             wanted = f"a prompt of at most {limits.context_len - min_tokens + prompt_len} tokens"
             todo = f"the context holds {limits.context_len} tokens: shorten the messages"
-            raise PromptTooLongError(complaint("messages", wanted, f"{prompt_len} tokens", todo))
+            raise PromptTooLongError(error_text("messages", wanted, f"{prompt_len} tokens", todo))
         if min_pages > limits.num_pages:
             wanted = f"a prompt that fits {limits.num_pages} pages"
             todo = f"it needs {min_pages} pages of {limits.page_size} tokens: raise num_pages"
-            raise PromptTooLongError(complaint("messages", wanted, f"{prompt_len} tokens", todo))
+            raise PromptTooLongError(error_text("messages", wanted, f"{prompt_len} tokens", todo))
         written = min(2 * request.max_steps + step_tokens, limits.context_len)
         max_tokens = min_tokens + num_writers * written + request.max_tokens
         # Partly filled pages, and a paragraph that stands twice while it moves.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hogwild_engine.api.errors import RequestError, complaint
+from hogwild_engine.api.errors import RequestError, error_text
 from hogwild_engine.api.protocol import Protocol
 from hogwild_engine.api.request import Request
 from hogwild_engine.text.call_grammar import call_grammar
@@ -55,5 +55,5 @@ def answer_constraint(request: Request, chat: ChatTemplate) -> Constraint | None
         except (TypeError, OverflowError, RecursionError) as error:
             wanted = "schemas that JSON can hold"
             names = [tool["function"]["name"] for tool in request.tools]
-            raise RequestError(complaint("tools", wanted, names, str(error))) from error
+            raise RequestError(error_text("tools", wanted, names, str(error))) from error
     return chat.grammars.compile(grammar, budget) if grammar else None

@@ -72,7 +72,7 @@ def call_grammar(
         return Grammar.lark("\n".join(["start: calls", *rules]))
     if answer is not None:
         return Grammar.lark("\n".join(["start: calls | answer", _rule(answer, budget), *rules]))
-    # Text may stand before a call only if the call starts with a special token, written <[id]>:
+    # Text may come before a call only if the call starts with a special token, written <[id]>:
     # a lexer cannot tell where free text would end otherwise.
     starts = ["TEXT", "TEXT? calls" if to_lark(form.opening).startswith("<[") else "calls"]
     untagged = UntaggedCalls.of(form, [function["name"] for function in functions])

@@ -1,9 +1,9 @@
 """Chat template: messages to token ids. User text is data: it never becomes a special token.
 
-A message that says ``<|im_end|>`` must not end its turn. Tokenizers, however, turn that text into
-the special token wherever they find it, in the template's own text and in a message's content. So
-each added token that content spells is replaced by a random placeholder, the template is rendered,
-and the placeholder's text is then encoded as plain characters::
+A message that says ``<|im_end|>`` must not end its turn. But tokenizers make the special token of
+that text wherever they find it, in the template's own text and in a message's content. So each
+added token that content spells is replaced by a random placeholder, the template is rendered, and
+the placeholder's text is then encoded as plain characters::
 
     content    Stop at <|im_end|>!
     rendered   <|im_start|>user\\nStop at h5f…x0x!<|im_end|>\\n
@@ -23,7 +23,7 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
-from hogwild_engine.api.errors import NoChatTemplateError, RequestError, complaint
+from hogwild_engine.api.errors import NoChatTemplateError, RequestError, error_text
 from hogwild_engine.text.constraint import GrammarCompiler
 from hogwild_engine.text.messages import Message
 from hogwild_engine.text.role_order import alternating_roles
@@ -120,7 +120,7 @@ class ChatTemplate:
                 return self._tokenizer.encode(text, add_special_tokens=False)
         except (TypeError, UnicodeError) as error:  # half of a surrogate pair
             wanted = "text that UTF-8 can encode"
-            raise RequestError(complaint("messages", wanted, ascii(text[:40]))) from error
+            raise RequestError(error_text("messages", wanted, ascii(text[:40]))) from error
 
     def encode_data(self, text: str) -> list[int]:
         """Return the ids of user text, in which added tokens are plain characters.
@@ -152,7 +152,7 @@ class ChatTemplate:
             return ids
         if len(piece) == 1:
             wanted = "text that the tokenizer can spell without added tokens"
-            raise RequestError(complaint("messages", wanted, piece, "leave it out"))
+            raise RequestError(error_text("messages", wanted, piece, "leave it out"))
         middle = len(piece) // 2
         return [*self._encode_piece(piece[:middle]), *self._encode_piece(piece[middle:])]
 
@@ -207,7 +207,7 @@ class ChatTemplate:
         if not self._tokenizer.chat_template:
             wanted = "a model whose tokenizer has a chat template"
             fix = "use an instruct or chat model"
-            raise NoChatTemplateError(complaint("model", wanted, self._name, fix))
+            raise NoChatTemplateError(error_text("model", wanted, self._name, fix))
         continues = messages[-1]["role"] == "assistant"
         try:
             return self._tokenizer.apply_chat_template(
@@ -220,7 +220,7 @@ class ChatTemplate:
         except Exception as error:
             roles = [message["role"] for message in messages]
             wanted = f"messages that the chat template of {self._name!r} takes"
-            raise RequestError(complaint("messages", wanted, roles, str(error))) from error
+            raise RequestError(error_text("messages", wanted, roles, str(error))) from error
 
 
 def _uses_tools(message: Message) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hogwild_engine.api.errors import RequestError, complaint
+from hogwild_engine.api.errors import RequestError, error_text
 from hogwild_engine.api.grammar import Grammar
 from hogwild_engine.text.schema import bound_schema
 
@@ -107,10 +107,10 @@ class GrammarCompiler:
         try:
             matcher = LLMatcher(self._vocabulary, _source(grammar, budget), log_level=0)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise RequestError(complaint("grammar", wanted, text, str(error))) from error
+            raise RequestError(error_text("grammar", wanted, text, str(error))) from error
         if matcher.is_error():
             reason = matcher.get_error().partition("\n")[0]
-            raise RequestError(complaint("grammar", wanted, text, reason))
+            raise RequestError(error_text("grammar", wanted, text, reason))
         return Constraint(matcher, self)
 
     def token_mask(self, constraints: Sequence[Constraint], vocab_size: int) -> torch.Tensor:

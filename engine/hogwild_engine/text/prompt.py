@@ -1,4 +1,4 @@
-"""Prompt of a session: the tokens that stand before anything is sampled."""
+"""Prompt of a session: the tokens before the first sampled token."""
 
 from __future__ import annotations
 

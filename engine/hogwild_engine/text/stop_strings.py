@@ -14,7 +14,7 @@ def find_first(text: str, strings: Iterable[str], since: int = 0) -> int | None:
 def held_back_len(text: str, strings: Iterable[str]) -> int:
     """Return the length of the text's end that later text may complete to one of ``strings``.
 
-    Example: for "Wait, ST" and the stop string "STOP" it is 2: "ST" must not be shown yet.
+    Example: 2 for "Wait, ST" and the stop string "STOP", because "ST" must not be shown yet.
     """
     held = 0
     for string in strings:

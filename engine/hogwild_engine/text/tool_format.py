@@ -45,7 +45,7 @@ class ToolFormat:
 
     @property
     def tag(self) -> str:
-        """The start of a call that never stands in text, such as ``<tool_call>``; may be empty."""
+        """The start of a call that never occurs in text, such as ``<tool_call>``; may be empty."""
         return self.opening.partition("{")[0].strip()
 
     def write(self, name: str, arguments: Any) -> str:
@@ -115,7 +115,7 @@ def _read(start: str, one_call: str, two_calls: str) -> ToolFormat | None:
     if one is None or _CALL_ID in one[2].partition(_RESULT)[0]:
         return None
     opening, between, tail = one
-    # What stands between two calls is the closing of the first, a separator, and an opening.
+    # Between two names and arguments: the closing of the first call, a separator, an opening.
     middle = two[2].partition(_NAMES[1])[0] if two and _NAMES[1] in two[2] else ""
     if middle.endswith(opening):
         middle = middle.removesuffix(opening)
@@ -166,5 +166,5 @@ def _result_text(message: Message) -> str:
 def _with_calls_as_text(message: Message) -> Message:
     functions = [call["function"] for call in message["tool_calls"]]
     calls = [OURS.write(function["name"], function["arguments"]) for function in functions]
-    text = "\n".join([message["content"], *calls]).lstrip("\n")
+    text = "\n".join([message["content"] or "", *calls]).lstrip("\n")
     return {"role": "assistant", "content": text}
