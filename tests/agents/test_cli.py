@@ -310,7 +310,7 @@ def test_a_terminal_is_restored_after_an_interrupt(tiny: str) -> None:
     while b"reading the prompt" not in shown:
         shown += os.read(control, 4096)
     process.send_signal(signal.SIGINT)
-    with suppress(OSError):  # how Linux says that nobody holds the other end
+    with suppress(OSError):  # Linux: the other end is closed
         while more := os.read(control, 4096):
             shown += more
     os.close(control)

@@ -1,4 +1,4 @@
-"""One engine a configuration, loaded once, whoever asks first."""
+"""One engine for each configuration, loaded once, also when two threads ask at the same time."""
 
 from __future__ import annotations
 

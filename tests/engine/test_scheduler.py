@@ -57,7 +57,7 @@ class Bench:
         return admitted
 
     def check_pages(self) -> None:
-        """Every page has as many references as readers, and nobody holds more than was set aside
+        """Every page has as many references as readers, and no holder has more than was reserved
         for it.
         """
         pool, held = self.harness.cache.pool, Counter[int]()

@@ -111,7 +111,7 @@ def model_of(engine: Any) -> Any:
 
 @contextmanager
 def plain(model: Any) -> Iterator[Any]:
-    """The model with transformers' own attention; nobody else may run it meanwhile."""
+    """The model with transformers' own attention; nothing else may run it meanwhile."""
     model.set_attn_implementation("eager")
     try:
         with torch.inference_mode():

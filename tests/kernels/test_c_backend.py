@@ -1,4 +1,4 @@
-"""The compiled code: what attention's own tests do not reach, and the operations of a layer."""
+"""The compiled code: what the tests of attention do not cover, and the operations of a layer."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ class ParallelPhase(Team):
         Args:
             draft: the paragraph.
             length: characters of its text that stay.
-            cut: leave out the tokens that reach beyond.
+            cut: leave out the tokens that exceed it.
         """
         if self.layout.single_stream:  # its tokens stay, and it is the worker's only one
             is_whole = length == len(draft.text)

@@ -68,7 +68,7 @@ class Phase:
 
 
 class Team(Phase):
-    """What an answer stands on: the parallel phase, or, as it is here, nobody else's text.
+    """What a final answer builds on: a parallel phase, or nothing (this base class).
 
     Attributes:
         history: finished paragraphs, in order.
