@@ -61,8 +61,8 @@ static void find_visible(const AttentionParams *p, const Task *task, int first, 
   }
 }
 
-static void load_query_tiles(const AttentionParams *p, const uint16_t *q, const Task *task, int first,
-                             RowGroup *g) {
+static void load_query_tiles(const AttentionParams *p, const uint16_t *q, const Task *task,
+                             int first, RowGroup *g) {
   int dim = p->head_dim, group = p->num_heads / p->num_kv_heads;
   float scale = p->scale * (p->softcap > 0 ? 1 : LOG2E);
   uint32_t rows[LANES][MAX_HEAD_DIM / 2];
@@ -152,8 +152,8 @@ INLINE void prefetch_row(const uint16_t *row, int dim) {
 // Pair a part's values; tokens outside of the task are zeros, since their memory may hold anything.
 // Prefetch keys and values of the next part on the way, from all its blocks in turn: the hardware
 // prefetcher follows several streams at once, each within a page of memory.
-static void pair_values(const AttentionParams *p, const uint16_t *k, const uint16_t *v, const Part *part,
-                        int blocks, const Part *next, TileBuffers *b) {
+static void pair_values(const AttentionParams *p, const uint16_t *k, const uint16_t *v,
+                        const Part *part, int blocks, const Part *next, TileBuffers *b) {
   static const uint16_t zeros[MAX_HEAD_DIM];
   const Task *task = part->task;
   int dim = p->head_dim;
@@ -180,8 +180,8 @@ static void pair_values(const AttentionParams *p, const uint16_t *k, const uint1
 }
 
 // Return the keys of 16 tokens; tokens that are not contiguous are copied.
-INLINE const char *keys_of(const AttentionParams *p, const uint16_t *k, const Task *task, int token, int place,
-                           TileBuffers *b) {
+INLINE const char *keys_of(const AttentionParams *p, const uint16_t *k, const Task *task, int token,
+                           int place, TileBuffers *b) {
   if (p->page_size % LANES == 0) return (const char *)(k + place_of(p, task, token));
   uint16_t *to = (uint16_t *)b->keys[place];
   for (int i = 0; i < LANES && token + i < task->stop; i++)
@@ -191,8 +191,8 @@ INLINE const char *keys_of(const AttentionParams *p, const uint16_t *k, const Ta
 
 // Scores of `parts` (a constant) times 16 tokens with 16 rows. Several tiles at once, since each
 // product waits for the last one into the same tile.
-INLINE void score_tiles(const AttentionParams *p, const uint16_t *k, const Task *task, int token, int parts,
-                        const RowGroup *g, f32x16 *score, TileBuffers *b) {
+INLINE void score_tiles(const AttentionParams *p, const uint16_t *k, const Task *task, int token,
+                        int parts, const RowGroup *g, f32x16 *score, TileBuffers *b) {
   int64_t stride = (p->page_size % LANES ? p->head_dim : p->slot_stride) * 2;
   const char *keys[4];
   for (int i = 0; i < parts; i++) keys[i] = keys_of(p, k, task, token + i * LANES, i, b);
@@ -298,8 +298,8 @@ static void add_values(int dim, int first_block, int blocks, RowGroup *g, TileBu
 }
 
 // One step of a group's running softmax over the tokens from `token` to `stop` that any row sees.
-static void attend_part(const AttentionParams *p, const uint16_t *k, const Task *task, int token, int stop,
-                        RowGroup *g, TileBuffers *b) {
+static void attend_part(const AttentionParams *p, const uint16_t *k, const Task *task, int token,
+                        int stop, RowGroup *g, TileBuffers *b) {
   if (stop > g->stop) stop = g->stop;
   int first_block = g->begin > token ? (g->begin - token) / BLOCK : 0, i = 0;
   token += first_block * BLOCK;
@@ -318,8 +318,8 @@ static void attend_part(const AttentionParams *p, const uint16_t *k, const Task 
 
 // Attend to one task. `next` is the thread's next task, or null; its first part is prefetched.
 static void run_task_by_tiles(const AttentionParams *p, const uint16_t *q, const uint16_t *k,
-                              const uint16_t *v, const Task *task, const Task *next, Softmax softmax,
-                              TileBuffers *b) {
+                              const uint16_t *v, const Task *task, const Task *next,
+                              Softmax softmax, TileBuffers *b) {
   int rows = p->num_queries[task->read] * (p->num_heads / p->num_kv_heads);
   for (int first = 0; first < rows; first += GROUPS * LANES) {
     int groups = 0, begin = INT32_MAX, stop = 0;

@@ -4,8 +4,8 @@
 #include "attention_amx.h"
 
 // Merge the threads' softmax states of one row, and the sink of its head, into out and lse.
-static void merge(const AttentionParams *p, float *workspace, int team, const float *sinks, int64_t at,
-                        scalar_t *out, float *lse) {
+static void merge(const AttentionParams *p, float *workspace, int team, const float *sinks,
+                  int64_t at, scalar_t *out, float *lse) {
   int group = p->num_heads / p->num_kv_heads, dim = p->head_dim;
   int row = at / group % p->num_tokens;
   int head = at / group / p->num_tokens * group + at % group;
@@ -33,8 +33,9 @@ static void merge(const AttentionParams *p, float *workspace, int team, const fl
 
 // Attention of q [T, H, D] over the keys and values at page 0, head 0. out [T, H, D], lse [T, H],
 // sinks [H] or null, workspace [num_threads, T, H, D + LANES + 1].
-EXPORT void block_attention(const AttentionParams *p, const scalar_t *q, const scalar_t *k, const scalar_t *v,
-                           const float *sinks, scalar_t *out, float *lse, float *workspace) {
+EXPORT void block_attention(const AttentionParams *p, const scalar_t *q, const scalar_t *k,
+                            const scalar_t *v, const float *sinks, scalar_t *out, float *lse,
+                            float *workspace) {
   int64_t rows = (int64_t)p->num_tokens * p->num_heads;
   int count = list_tasks(p, 0), threads = team_size(is_small(p) ? 1 : p->num_threads);
   Task *tasks = malloc((count + 1) * sizeof(Task));

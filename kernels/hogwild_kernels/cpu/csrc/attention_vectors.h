@@ -48,8 +48,8 @@ INLINE void rotate_query(const scalar_t *from, const float *cos, const float *si
   *second = b * c + a * s;
 }
 
-static void load_query(const AttentionParams *p, const scalar_t *q, const Task *task, int first, int rows,
-                             word_t * to) {
+static void load_query(const AttentionParams *p, const scalar_t *q, const Task *task, int first,
+                       int rows, word_t *to) {
   int dim = p->head_dim, group = p->num_heads / p->num_kv_heads;
   for (int row = first; row < first + rows; row++)
     for (int member = 0; member < group; member++, to += dim / PER_WORD) {
@@ -65,8 +65,7 @@ static void load_query(const AttentionParams *p, const scalar_t *q, const Task *
     }
 }
 
-static void load_keys(const scalar_t *const *from, int width, int dim,
-                            words_t (*to)[WIDTH]) {
+static void load_keys(const scalar_t *const *from, int width, int dim, words_t (*to)[WIDTH]) {
   for (int part = 0; part < width; part++)
     for (int i = 0; i < dim; i += WORDS_PER_LOAD) {
       u32x16 x[LANES];
@@ -88,7 +87,7 @@ static void load_keys(const scalar_t *const *from, int width, int dim,
 }
 
 static void load_values(const scalar_t *const *from, int width, int dim,
-                              words_t (*to)[MAX_HEAD_DIM / LANES]) {
+                        words_t (*to)[MAX_HEAD_DIM / LANES]) {
   for (int j = 0; j < width * LANES; j += PER_WORD)
 #if HAS_BF16_DOT
     for (int i = 0; i < dim; i += 2 * LANES) {
@@ -102,7 +101,7 @@ static void load_values(const scalar_t *const *from, int width, int dim,
 }
 
 // Scores of `rows` rows with the tile's first `width` vectors of tokens; both are constants.
-INLINE void score_rows(Buffers * b, int row, int rows, int width, int dim) {
+INLINE void score_rows(Buffers *b, int row, int rows, int width, int dim) {
   int depth = dim / PER_WORD;
   const word_t *q = b->query + (int64_t)row * depth;
   f32x16 acc[6][WIDTH] = {};
@@ -115,8 +114,8 @@ INLINE void score_rows(Buffers * b, int row, int rows, int width, int dim) {
 }
 
 // acc [rows, D] at dims i ... i + 16 * parts: what was there, rescaled, and the tile's values.
-INLINE void add_part(const Buffers * b, int row, int rows, int width, int parts, int dim,
-                           int i, float *acc) {
+INLINE void add_part(const Buffers *b, int row, int rows, int width, int parts, int dim, int i,
+                     float *acc) {
   f32x16 out[6][4];
   UNROLL for (int r = 0; r < rows; r++)
     UNROLL for (int part = 0; part < parts; part++) {
@@ -133,8 +132,7 @@ INLINE void add_part(const Buffers * b, int row, int rows, int width, int parts,
       store_f32(acc + (int64_t)(row + r) * dim + i + part * LANES, out[r][part]);
 }
 
-INLINE void add_rows(const Buffers * b, int row, int rows, int width, int dim,
-                           float *acc) {
+INLINE void add_rows(const Buffers *b, int row, int rows, int width, int dim, float *acc) {
   int i = 0;
   for (; i + 64 <= dim; i += 64) add_part(b, row, rows, width, 4, dim, i, acc);
   if (i < dim) add_part(b, row, rows, width, 2, dim, i, acc);
@@ -150,8 +148,8 @@ INLINE void add_rows(const Buffers * b, int row, int rows, int width, int dim,
 
 // One step of the running (online) softmax, in units of log2. With new scores x of a query token:
 //   m_new = max(m, max x);  l = l * 2^(m - m_new) + sum 2^(x - m_new);  acc likewise, by rescale.
-static void weigh(const AttentionParams *p, Buffers * b, const Task *task, int first, int rows,
-                        int token, int width, Softmax softmax, int64_t at) {
+static void weigh(const AttentionParams *p, Buffers *b, const Task *task, int first, int rows,
+                  int token, int width, Softmax softmax, int64_t at) {
   int group = p->num_heads / p->num_kv_heads, r = 0;
   const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const f32x16 never = splat(-INFINITY);
@@ -199,9 +197,9 @@ static void weigh(const AttentionParams *p, Buffers * b, const Task *task, int f
 }
 
 // One tile from scores to sums, for `width` vectors of tokens, a constant.
-INLINE void run_tile(const AttentionParams *p, Buffers * b, const Task *task, int first, int rows,
-                           int token, int width, const scalar_t *const *keys,
-                           const scalar_t *const *values, Softmax softmax, int64_t at) {
+INLINE void run_tile(const AttentionParams *p, Buffers *b, const Task *task, int first, int rows,
+                     int token, int width, const scalar_t *const *keys,
+                     const scalar_t *const *values, Softmax softmax, int64_t at) {
   int dim = p->head_dim, count = rows * (p->num_heads / p->num_kv_heads);
   load_keys(keys, width, dim, b->keys);
   BY_ROWS(score_rows, count, width, dim);
@@ -210,8 +208,8 @@ INLINE void run_tile(const AttentionParams *p, Buffers * b, const Task *task, in
   BY_ROWS(add_rows, count, width, dim, softmax.acc + at * dim);
 }
 
-static void run_task(const AttentionParams *p, const scalar_t *q, const scalar_t *k, const scalar_t *v,
-                           const Task *task, Softmax softmax, Buffers * b) {
+static void run_task(const AttentionParams *p, const scalar_t *q, const scalar_t *k,
+                     const scalar_t *v, const Task *task, Softmax softmax, Buffers *b) {
   int group = p->num_heads / p->num_kv_heads, max_rows = MAX_TILE_ROWS / group;
   const int32_t *pages = p->pages + (int64_t)task->read * p->max_pages;
   for (int first = 0; first < p->num_queries[task->read]; first += max_rows) {

@@ -13,7 +13,7 @@ INLINE void multiply(const Matrix *m, const scalar_t *x, int rows, scalar_t *out
 
 // x [T, E] goes through the layers; what the last one adds to it stays in a->output.
 EXPORT void decoder_layers(const Layer *layers, int count, const View *views, const Activations *a,
-                  scalar_t *x, int width, const int64_t *slots) {
+                           scalar_t *x, int width, const int64_t *slots) {
   scalar_t *h = a->hidden, *qkv = a->qkv, *attended = a->attended, *y = a->output;
   scalar_t *gate_up = a->gate_up, *active = a->activated;
   for (const Layer *layer = layers; layer < layers + count; layer++) {

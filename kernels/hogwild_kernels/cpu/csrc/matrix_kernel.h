@@ -6,7 +6,7 @@
 //   IS_INT8      quantize rows of x first, scale the sums
 
 INLINE void KIND(finish)(const Matrix *m, const float *scales, SUM sum, int row, int64_t column,
-                         scalar_t *out) {
+                 scalar_t *out) {
 #if IS_INT8
   i32x16 zero = *(const i32x16_any *)(m->zero_point + column);
   f32x16 y = __builtin_convertvector(sum - zero, f32x16) * (scales[row] * load_f32(m->scale + column));
@@ -50,7 +50,7 @@ INLINE void KIND(take)(const char *x, const char *w, int64_t row_bytes, int rows
 }
 
 static void KIND(columns_by_dots)(const Matrix *m, const char *x, const float *scales, int rows,
-                                  int64_t column, scalar_t *out) {
+                 int64_t column, scalar_t *out) {
   const char *w = (const char *)m->weight + column * m->row_bytes;
   for (int row = 0; row < rows; row += 4) {
     int left = rows - row < 4 ? rows - row : 4;
@@ -66,7 +66,7 @@ static void KIND(columns_by_dots)(const Matrix *m, const char *x, const float *s
 #if HAS_AMX && defined(TILE_DOT)
 // 16 or, as a pair, 32 columns with AMX tiles. x: tiles from pack_tile.
 INLINE void KIND(columns_by_tiles)(const Matrix *m, const char *x, const float *scales, int rows,
-                                   int64_t column, int pair, scalar_t *out) {
+                 int64_t column, int pair, scalar_t *out) {
   int64_t steps = m->row_bytes / 64;
   const char *w = (const char *)m->weight + column * m->row_bytes, *w2 = w + 16 * m->row_bytes;
   for (int row = 0; row < rows; row += 32) {

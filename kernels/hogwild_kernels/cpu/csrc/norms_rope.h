@@ -13,7 +13,7 @@ INLINE float inverse_rms(const scalar_t *x, int width, float eps) {
 
 // x [T, width] += y unless y is null; out = RMS norm of x.
 EXPORT void add_norm(scalar_t *x, const scalar_t *y, const scalar_t *weight, float eps, int rows,
-                    int width, scalar_t *out, int threads) {
+                     int width, scalar_t *out, int threads) {
   threads = (int64_t)rows * width < 65536 ? 1 : team_size(threads);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int row = 0; row < rows; row++) {
@@ -42,7 +42,7 @@ EXPORT void silu_mul(const scalar_t *gate_up, int rows, int width, scalar_t *out
 }
 
 INLINE void rotate_head(scalar_t *x, const scalar_t *norm, float eps, const float *cos,
-                              const float *sin, int dim, scalar_t *to) {
+                        const float *sin, int dim, scalar_t *to) {
   float factor = norm ? inverse_rms(x, dim, eps) : 1;
   for (int i = 0; i < dim / 2; i += LANES) {
     f32x16 a = load(x + i), b = load(x + dim / 2 + i);
@@ -58,9 +58,9 @@ INLINE void rotate_head(scalar_t *x, const scalar_t *norm, float eps, const floa
 
 // qkv [T, (H + 2 * KH) * D]: norm and rotate queries in place; norm and rotate keys and write them
 // and the values to their slots. A negative slot is not written.
-EXPORT void rotate_write(const AttentionParams *p, scalar_t *qkv, const scalar_t *q_norm, const scalar_t *k_norm,
-                        float eps, const float *cos, const float *sin, const int64_t *slots,
-                        scalar_t *k, scalar_t *v) {
+EXPORT void rotate_write(const AttentionParams *p, scalar_t *qkv, const scalar_t *q_norm,
+                         const scalar_t *k_norm, float eps, const float *cos, const float *sin,
+                         const int64_t *slots, scalar_t *k, scalar_t *v) {
   int dim = p->head_dim, heads = p->num_heads, kv_heads = p->num_kv_heads;
   int threads = p->num_tokens < 64 ? 1 : team_size(p->num_threads);
 #pragma omp parallel for num_threads(threads) if (threads > 1)

@@ -63,8 +63,8 @@ static void heap_sort(Ranking *best) {
 // Return the rank on which `uniform`, in [0, 1), falls among the tokens that top_k, top_p and min_p
 // keep; -1 if more than the ranked ones of `width` tokens are needed to decide. Scores are logits less
 // the largest, over the temperature; `total_weight` is the sum of exp(score) over all tokens.
-static int sample_ranked(const Ranking *best, float total_weight, int64_t width, float top_k, float top_p,
-                float min_p, float uniform) {
+static int sample_ranked(const Ranking *best, float total_weight, int64_t width, float top_k,
+                         float top_p, float min_p, float uniform) {
   int limited = top_k > 0 && top_k <= best->size, kept = 0;
   int size = limited ? (int)top_k : best->size;
   if (limited) {

@@ -27,8 +27,8 @@ static void rank(const scalar_t *x, int64_t width, int count, Ranking *best) {
 }
 
 // Sum exp(x - m) and exp((x - m) * inverse_temperature) over a row.
-static void sum_exponentials(const scalar_t *x, int64_t width, float m, float inverse_temperature, float *plain_sum,
-                        float *scaled_sum) {
+static void sum_exponentials(const scalar_t *x, int64_t width, float m, float inverse_temperature,
+                             float *plain_sum, float *scaled_sum) {
   f32x16 as_is = splat(0), scaled = splat(0);
   for (int64_t i = 0; i < width; i += LANES) {
     f32x16 power = (load_part(x + i, width - i) - m) * LOG2E;
@@ -64,7 +64,7 @@ static int64_t sample_unfiltered(const scalar_t *x, int64_t width, float m, floa
 }
 
 static int64_t sample_row(const scalar_t *x, int64_t width, const float *settings,
-                              float *probability) {
+                          float *probability) {
   float temperature = settings[0], top_k = settings[1], top_p = settings[2], min_p = settings[3];
   float uniform = settings[4], inverse_temperature = temperature > 0 ? 1 / temperature : 1, plain_sum, scaled_sum;
   int filters = temperature > 0 && (top_k > 0 || top_p < 1 || min_p > 0);
@@ -100,7 +100,7 @@ static int64_t sample_row(const scalar_t *x, int64_t width, const float *setting
 // and a uniform number in [0, 1). A token is -1 if MAX_CANDIDATES do not decide. probability: of the
 // token at temperature 1 without filters; NaN if the largest logit is not finite.
 EXPORT void sample(scalar_t *x, int rows, int64_t width, const int64_t *banned, const int32_t *ends,
-                const float *settings, int64_t *token, float *probability, int threads) {
+                   const float *settings, int64_t *token, float *probability, int threads) {
   scalar_t minus_infinity[LANES];
   store(minus_infinity, splat(-INFINITY));
   threads = team_size(threads < rows ? threads : rows);
