@@ -173,7 +173,7 @@ class ChatHogwild(BaseChatModel):
     num_threads: int | None = _ENGINE["num_threads"]
     trust_remote_code: bool = _ENGINE["trust_remote_code"]
 
-    # Hidden from type checkers, which else would not see the fields as arguments.
+    # Hidden from type checkers, which would otherwise not see the fields as arguments.
     if not TYPE_CHECKING:
 
         def __init__(self, **settings: Any) -> None:
@@ -186,7 +186,7 @@ class ChatHogwild(BaseChatModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if isinstance(self.workers, Iterator):  # may be read but once
+        if isinstance(self.workers, Iterator):  # can be read only once
             self.workers = list(self.workers)
         make_workers(self.workers)
         team = self._pick(_REQUEST.keys() - {"grammar", "worker_grammar", "logprobs"})

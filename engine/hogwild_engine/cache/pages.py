@@ -101,7 +101,7 @@ class PagePool:
             self._key_of[page] = key
 
     def drop_key(self, page: int) -> None:
-        """Cache ``page`` no more: it is about to be overwritten."""
+        """Stop caching ``page``: it is about to be overwritten."""
         if key := self._key_of.pop(page, None):
             del self._page_of[key]
 
@@ -116,6 +116,7 @@ class PagePool:
             self._used[page] = 0
 
     def _next(self, after: int | None, wanted: int) -> int:
+        """Return a free page: the one after ``after``, else in the largest free run."""
         if after is not None and after + 1 < self.num_pages and not self._used[after + 1]:
             return after + 1
         run = max(_FREE_RUN.finditer(self._used), key=lambda found: found.end() - found.start())

@@ -2,6 +2,9 @@
 
 Decides from what the workers sampled what happens next. Structure is read from this state, never
 from text: text only ends a paragraph, where the protocol's rules say so.
+
+Start at `ParallelPhase.postprocess`: `_append` takes each worker's new token. The worker goes on,
+ends a paragraph (`_end_paragraph`) or stops (`_retire`).
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class ParallelPhase(Team):
         self.protocol = protocol
         self.step = 0
         self._num_forced = len(context.final_prompt)
-        self._rule = RepeatRule(protocol, active=not layout.single_stream)
+        self._repeat_rule = RepeatRule(protocol, active=not layout.single_stream)
         self._since_intervention = 0
         self._stopped = self._closed = False
         self._end_reason: WorkerEnd = "stop"  # of workers that still write when the phase ends
@@ -135,7 +138,7 @@ class ParallelPhase(Team):
         return [writer.block for writer in self.writers]
 
     def banned(self, draft: Draft) -> Collection[int]:
-        """Ids of structure, which is not a worker's to write, and what a rewind banned."""
+        """Ids of special tokens, which a worker must not sample, and ids that a rewind banned."""
         if draft.constraint:
             return ()
         more = draft.banned()
@@ -191,7 +194,7 @@ class ParallelPhase(Team):
         return common + others_header + separators + sum(own)
 
     def _append(self, draft: Draft, token: SampledToken) -> None:
-        """Append the token that a worker sampled, and act on where its text stands then."""
+        """Append a sampled token; act on an end of turn, stop string, repeat or paragraph end."""
         writer, request = draft.writer, self._context.request
         writer.num_sampled += 1
         self._since_intervention += 1
@@ -202,7 +205,7 @@ class ParallelPhase(Team):
         before = draft.add(token)
         stop = draft.find(request.stop, before)
         if stop is not None:
-            if self._rule.has_content(draft, stop):
+            if self._repeat_rule.has_content(draft, stop):
                 self._end_paragraph(draft, stop, cut=True)
             self._retire(writer, "stop")
             return
@@ -217,7 +220,7 @@ class ParallelPhase(Team):
         if header is not None:
             self._end_paragraph(draft, header, cut=True)
             return
-        if self._rule.is_code and draft.own_text().lstrip().startswith("```"):
+        if self._repeat_rule.is_code and draft.own_text().lstrip().startswith("```"):
             self._retire(writer, "end_of_turn")  # it closes the forced fence: nothing is left
             return
         if not draft.committed and self._rewound_as_repeat(draft):
@@ -273,7 +276,7 @@ class ParallelPhase(Team):
             start=start,
             base=start + len(tokens),
             watched=[*request.stop, *self._forbidden],
-            committed=not self._rule.active or grammar is not None,
+            committed=not self._repeat_rule.active or grammar is not None,
             constraint=grammar and chat.grammars.compile(grammar, request.max_steps),
         )
         self._context.pending.append(writer.block, tokens, draft, samples=True)
@@ -285,14 +288,14 @@ class ParallelPhase(Team):
         ends_session = self.protocol.end_of_turn == "ends_session"
         if draft.constraint is not None:
             self._end_paragraph(draft, len(draft.text), cut=True)
-        elif self._rule.has_content(draft):
+        elif self._repeat_rule.has_content(draft):
             if not ends_session and not self.layout.single_stream:
                 self._end_paragraph(draft, len(draft.text), cut=True)
                 return
             self._add_to_history(draft, None, complete=True)
         elif not ends_session:
-            stub = self._rule.stub_end(draft, len(draft.text))
-            if stub is not None:  # it has taken a function on: let it write the body
+            stub = self._repeat_rule.stub_end(draft, len(draft.text))
+            if stub is not None:  # it started a function without a body: let it write the body
                 has_filler = bool(draft.text[stub:].strip())
                 keep = draft.tokens_within(stub) if has_filler else len(draft.sampled)
                 draft.add(token)
@@ -313,9 +316,9 @@ class ParallelPhase(Team):
             is_whole = length == len(draft.text)
             self._add_to_history(draft, None if is_whole else length, complete=True)
             return
-        if self._rule.active and draft.constraint is None:
-            if not self._rule.has_content(draft, length):
-                stub = self._rule.stub_end(draft, length)
+        if self._repeat_rule.active and draft.constraint is None:
+            if not self._repeat_rule.has_content(draft, length):
+                stub = self._repeat_rule.stub_end(draft, length)
                 self._rewind(draft, 0 if stub is None else draft.tokens_within(stub))
                 return
             if not draft.committed and self._rewound_as_repeat(draft, ended=True):
@@ -369,7 +372,7 @@ class ParallelPhase(Team):
         self._context.emit(events.ParagraphFinished(step, len(self.history) - 1, paragraph))
 
     def _retire(self, writer: Writer, reason: WorkerEnd) -> None:
-        """Let the worker write no more; drop an open paragraph that is not in the history."""
+        """Stop the worker for good; drop an open paragraph that is not in the history."""
         if writer.done:
             return
         draft, writer.draft, writer.done = writer.draft, None, True
@@ -388,7 +391,7 @@ class ParallelPhase(Team):
         self._closed = True
         self._context.pending.stop_sampling()
         for writer in self.writers:
-            if writer.draft is not None and self._rule.has_content(writer.draft):
+            if writer.draft is not None and self._repeat_rule.has_content(writer.draft):
                 self._add_to_history(writer.draft, None, complete=False)
             self._retire(writer, self._end_reason)
 
@@ -398,7 +401,7 @@ class ParallelPhase(Team):
         """Rewind the paragraph if it starts like another one; return whether it does."""
         others = [p.text for p in (*self._context.request.history, *self.history)]
         others += [w.draft.text for w in self.writers if w.draft and w.draft.registered]
-        keep = self._rule.commit(draft, others, ended=ended)
+        keep = self._repeat_rule.commit(draft, others, ended=ended)
         if keep is None:
             return False
         self._rewind(draft, keep)
@@ -406,7 +409,7 @@ class ParallelPhase(Team):
 
     def _rewind(self, draft: Draft, keep: int) -> None:
         """Rewind to the first ``keep`` tokens, or retire the worker that was rewound enough."""
-        if not self._rule.allows_rewind(draft):
+        if not self._repeat_rule.allows_rewind(draft):
             self._retire(draft.writer, "repeats")
             return
         token = draft.rewind(keep)

@@ -13,7 +13,7 @@ from hogwild_engine.cache.block import Block
 from hogwild_kernels.table import BlockRead
 
 LONG_CHUNK = 256
-"""A chunk of so many tokens may attend by kernels for long sequences. Not measured yet."""
+"""Chunks of at least this many tokens may use a kernel for long sequences. Not measured yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Chunk:
     Args:
         block: holds their ids already; their keys and values are missing.
         start: local position of the first of them.
-        count: how many they are, at least one.
+        count: number of tokens, at least one.
         view: the blocks that they read, in order; ``block`` comes last.
         samples: whether the next token is sampled from the last one's logits.
     """

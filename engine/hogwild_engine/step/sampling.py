@@ -161,7 +161,7 @@ _Method = Callable[[torch.Tensor, Ranking, Sequence[SamplingRow]], torch.Tensor]
 def _method(sampling: ResolvedSampling, vocabulary: int) -> tuple[_Method, int]:
     """Return the function that samples the token, and how many tokens to rank for it."""
     if sampling.greedy:
-        return _most_probable, 1
+        return _sample_greedy, 1
     if sampling.is_filtered:
         return _sample_filtered, _num_candidates(min(sampling.top_k, vocabulary), vocabulary)
     return _sample_unfiltered, 1
@@ -174,6 +174,7 @@ def _num_candidates(minimum: int, vocabulary: int) -> int:
 def _sample_group(
     logits: torch.Tensor, rows: Sequence[SamplingRow], sample_tokens: _Method, count: int
 ) -> Iterator[SampledToken]:
+    """Sample rows that share a method; ``count`` tokens of each are ranked. logits: ``[R, V]``."""
     temperatures = [1.0 if row.sampling.greedy else row.sampling.temperature for row in rows]
     ranking = rank(logits, _tensor(temperatures, logits), count)
     tokens = sample_tokens(logits, ranking, rows)
@@ -201,7 +202,7 @@ def _ban(logits: torch.Tensor, banned: Sequence[frozenset[int]]) -> None:
             logits[at[0][:, None], at[1]] = -torch.inf
 
 
-def _most_probable(
+def _sample_greedy(
     logits: torch.Tensor, ranking: Ranking, rows: Sequence[SamplingRow]
 ) -> torch.Tensor:
     return ranking.token[:, 0]
@@ -210,6 +211,7 @@ def _most_probable(
 def _sample_filtered(
     logits: torch.Tensor, ranking: Ranking, rows: Sequence[SamplingRow]
 ) -> torch.Tensor:
+    """Sample from the ranked tokens; rows that these leave undecided are ranked deeper."""
     vocabulary = logits.shape[1]
     tokens = _sample_ranked(ranking, rows, vocabulary)
     undecided = (tokens < 0).nonzero()[:, 0].tolist()
@@ -246,10 +248,11 @@ def _sample_ranked(ranking: Ranking, rows: Sequence[SamplingRow], vocabulary: in
         score = score.masked_fill(rank_of >= top_k, -torch.inf)
         total = torch.where(all_ranked, torch.logsumexp(score, dim=-1, keepdim=True), total)
     probability = torch.exp(score - total)
-    before = probability.cumsum(dim=-1) - probability
+    # Top-p keeps a token if the more probable ones together stay below top_p.
+    preceding = probability.cumsum(dim=-1) - probability
     top_p = _column([s.top_p for s in settings], score)
     min_p = _column([s.min_p for s in settings], score)
-    kept = (before < top_p) & (probability >= min_p * probability[:, :1]) & (rank_of < top_k)
+    kept = (preceding < top_p) & (probability >= min_p * probability[:, :1]) & (rank_of < top_k)
     kept[:, 0] = True
     cumulative = torch.where(kept, probability, 0.0).cumsum(dim=-1)
     decided = all_ranked[:, 0] | ~kept[:, -1] | (count == vocabulary)

@@ -123,6 +123,7 @@ def attention_params(
             has_amx(),
         )
         workspace = torch.empty(threads * rows * heads * (dim + LANES + 1))
+        # params holds raw pointers into columns and angles: storing them here keeps that memory.
         kept = table.derived[key] = (params, workspace, columns, angles)
     return kept[0], kept[1]
 

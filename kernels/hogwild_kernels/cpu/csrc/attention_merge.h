@@ -4,6 +4,7 @@
 #include "attention_amx.h"
 
 // Merge the threads' softmax states of one row, and the sink of its head, into out and lse.
+// at is the row's index in [KH, T, group]. Maxima are logits times log2(e); lse is natural.
 static void merge(const AttentionParams *p, float *workspace, int team, const float *sinks,
                   int64_t at, scalar_t *out, float *lse) {
   int group = p->num_heads / p->num_kv_heads, dim = p->head_dim;
