@@ -232,6 +232,41 @@ def test_a_stop_string_ends_only_its_worker(sessions: SessionHarness) -> None:
     check_streams(script.events)
 
 
+def test_a_worker_that_stops_with_a_paragraph_opens_no_other(sessions: SessionHarness) -> None:
+    protocol = replace(PROSE, intervention="Am I useful?", intervention_tokens=1)
+    texts: dict[str, list[str | int]] = {"Alice": [" One two STOP"]}
+    script = sessions.script(
+        texts, stop=("STOP",), max_steps=10, protocol=protocol, workers=make_workers(2)
+    )
+    while not ends(script):
+        script.step()
+    assert ends(script) == {"Alice": "stop"}
+    assert history(script) == [("Alice", 1, "One two", True)]
+    assert script.parallel.writers[0].paragraph == 1
+    assert not [event for event in script.of(Intervention) if event.worker == "Alice"]
+
+
+def test_contiguous_keeps_the_token_that_ended_a_paragraph(sessions: SessionHarness) -> None:
+    texts: dict[str, list[str | int]] = {"Alice": [" One.\n\n", "STOP"]}
+    script = sessions.script(texts, layout="contiguous", stop=("STOP",), max_steps=10)
+    while not ends(script):
+        script.step()
+    assert own_text(script, 0) == "**Alice [1]:** One.\n\n"
+    assert history(script) == [("Alice", 1, "One.", True)]
+
+
+def test_contiguous_keeps_what_ended_a_paragraph_in_the_last_step(
+    sessions: SessionHarness,
+) -> None:
+    script = sessions.script({"Alice": [" One.\n\n"]}, layout="contiguous", max_steps=3)
+    script.run()
+    assert own_text(script, 0) == "**Alice [1]:** One.\n\n"
+    script = sessions.script({"Alice": [" One STOP"]}, layout="contiguous", stop=("STOP",))
+    while not ends(script):
+        script.step()
+    assert own_text(script, 0) == "**Alice [1]:** One\n\n"
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_stop_string_at_the_start_leaves_no_paragraph(
     sessions: SessionHarness, layout: Any

@@ -206,12 +206,12 @@ class ParallelPhase(Team):
         stop = draft.find(request.stop, before)
         if stop is not None:
             if self._repeat_rule.has_content(draft, stop):
-                self._end_paragraph(draft, stop, cut=True)
+                self._end_paragraph(draft, stop, cut=True, is_last=True)
             self._retire(writer, "stop")
             return
         if draft.constraint is not None:
             if draft.constraint.finished:
-                self._end_paragraph(draft, len(draft.text), cut=False)
+                self._end_paragraph(draft, len(draft.text), cut=False, is_last=True)
                 self._retire(writer, "end_of_turn")
             else:
                 self._go_on(draft, token.token)
@@ -268,13 +268,14 @@ class ParallelPhase(Team):
         # A first token to sample behind, where neither header nor prefix has one.
         tokens = [*pending, *chat.encode(header + forced)] or chat.encode("\n")
         self._num_forced += len(tokens) - len(pending)
-        start = len(writer.block)
+        length = len(writer.block)
         draft = Draft(
             writer,
             chat,
             forced,
-            start=start,
-            base=start + len(tokens),
+            # Where paragraphs stay, the pending tokens are the end of the one before.
+            start=length if self.layout.moves_paragraphs else length + len(pending),
+            base=length + len(tokens),
             watched=[*request.stop, *self._forbidden],
             committed=not self._repeat_rule.active or grammar is not None,
             constraint=grammar and chat.grammars.compile(grammar, request.max_steps),
@@ -287,7 +288,7 @@ class ParallelPhase(Team):
         writer = draft.writer
         ends_session = self.protocol.end_of_turn == "ends_session"
         if draft.constraint is not None:
-            self._end_paragraph(draft, len(draft.text), cut=True)
+            self._end_paragraph(draft, len(draft.text), cut=True, is_last=True)
         elif self._repeat_rule.has_content(draft):
             if not ends_session and not self.layout.single_stream:
                 self._end_paragraph(draft, len(draft.text), cut=True)
@@ -304,13 +305,16 @@ class ParallelPhase(Team):
         self._retire(writer, "end_of_turn")
         self._stopped = self._stopped or (ends_session and draft.constraint is None)
 
-    def _end_paragraph(self, draft: Draft, length: int, *, cut: bool) -> None:
+    def _end_paragraph(
+        self, draft: Draft, length: int, *, cut: bool, is_last: bool = False
+    ) -> None:
         """Close the paragraph after ``length`` characters, and open the worker's next one.
 
         Args:
             draft: the paragraph.
             length: characters of its text that stay.
             cut: leave out the tokens that exceed it.
+            is_last: open no other.
         """
         if self.layout.single_stream:  # its tokens stay, and it is the worker's only one
             is_whole = length == len(draft.text)
@@ -331,7 +335,7 @@ class ParallelPhase(Team):
             draft.writer.block.truncate(draft.base + kept)
         else:
             ending = [draft.sampled[-1].token]
-        self._move_and_reopen(draft.writer, ending, self._closing(text))
+        self._move_and_reopen(draft, ending, self._closing(text), is_last=is_last)
 
     def _closing(self, text: str) -> list[int]:
         """Return what must follow a paragraph so that the next one starts after a blank line."""
@@ -340,28 +344,31 @@ class ParallelPhase(Team):
             closing = ("" if text.endswith("\n") else "\n") + "```"
         return self._context.chat.encode(closing + missing_newlines(text + closing))
 
-    def _move_and_reopen(self, writer: Writer, ending: list[int], closing: list[int]) -> None:
+    def _move_and_reopen(
+        self, draft: Draft, ending: list[int], closing: list[int], *, is_last: bool
+    ) -> None:
         """Move the paragraph to the end of the common block, if the layout does, and go on.
 
         ``ending`` is the token that ended it, which is not encoded yet: it closes the paragraph or
         opens the worker's next block, as the protocol says.
         """
-        pending, common = self._context.pending, self.shared.common
+        writer, block = draft.writer, draft.writer.block
+        if self.layout.moves_paragraphs:
+            block = self.shared.common
+            writer.block.move_to(block)
         opens = self.protocol.ending_token == "opens" and bool(ending)
         tokens = ending if opens else [*ending, *closing]
         if not opens:
             self._num_forced += len(closing)
-        if self.layout.moves_paragraphs:
-            writer.block.move_to(common)
-            if not opens:
-                pending.append(common, tokens)
-                tokens = []
-        writer.draft = None
         if self.protocol.stops_on_boxed and paragraphs.boxed_answer(self.history[-1].text):
-            self._stopped = True
-            pending.append(common if self.layout.moves_paragraphs else writer.block, tokens)
-        else:
+            self._stopped = is_last = True
+        writer.draft = None
+        if not is_last and (opens or block is writer.block):
             self._open_paragraph(writer, tokens)
+            return
+        self._context.pending.append(block, tokens, draft)
+        if not is_last:
+            self._open_paragraph(writer)
 
     def _add_to_history(self, draft: Draft, length: int | None, *, complete: bool) -> None:
         draft.committed = True
@@ -377,7 +384,7 @@ class ParallelPhase(Team):
             return
         draft, writer.draft, writer.done = writer.draft, None, True
         if draft is not None and not self.layout.single_stream and not self._in_history(writer):
-            self._context.pending.drop(writer.block)
+            self._context.pending.drop(writer.block, draft.start)
             writer.block.truncate(draft.start)
         self.ends[writer.name] = reason
         self._context.emit(events.WorkerFinished(self._current_step, writer.name, reason))

@@ -65,9 +65,12 @@ class PendingTokens:
             if chunk.block is block and chunk.start == start:
                 chunk.start, chunk.count = stop, chunk.count - (stop - start)
 
-    def drop(self, block: Block) -> None:
-        """Encode nothing more of ``block``; call it before the block is truncated."""
-        self._chunks = [chunk for chunk in self._chunks if chunk.block is not block]
+    def drop(self, block: Block, start: int) -> None:
+        """Do not encode the tokens of ``block`` from ``start`` on; call it before truncating."""
+        for chunk in self._chunks:
+            if chunk.block is block and chunk.start + chunk.count > start:
+                chunk.count, chunk.samples = max(0, start - chunk.start), False
+        self._chunks = [chunk for chunk in self._chunks if chunk.count]
 
     def stop_sampling(self) -> None:
         """Sample nothing behind what is pending."""
