@@ -145,12 +145,27 @@ def with_gelu(model: Any) -> Any:
     return model
 
 
+def with_two_epsilons(model: Any) -> Any:
+    for layer in model.model.layers:
+        layer.self_attn.k_norm.variance_epsilon *= 2
+    return model
+
+
+def without_key_norms(model: Any) -> Any:
+    for layer in model.model.layers:
+        del layer.self_attn.k_norm
+        layer.self_attn.k_norm = lambda x: x
+    return model
+
+
 OTHER_SHAPES: dict[str, Callable[[], Any]] = {
     "heads of 16 dims": lambda: tiny_model("llama"),
     "two more norms": lambda: tiny_model("gemma2"),
     "experts": lambda: tiny_model("gpt_oss"),
     "another activation": lambda: with_gelu(fused_model("llama")),
     "scaled embeddings": lambda: scaled_embeddings(fused_model("llama")),
+    "two epsilons": lambda: with_two_epsilons(fused_model("qwen3")),
+    "queries alone have a norm": lambda: without_key_norms(fused_model("qwen3")),
     "half precision": lambda: fused_model("llama").half(),
     "residuals with a factor": lambda: transformers.GraniteForCausalLM(
         transformers.GraniteConfig(**fused_model("llama").config.to_dict(), residual_multiplier=0.5)

@@ -211,9 +211,7 @@ class AnswerPhase(Phase):
             return events.AnswerToken(piece.text, index)
         if piece.kind == "thought":
             return events.ThoughtToken(piece.text, index)
-        call = len(self.parser.calls) - 1
-        name = self.parser.calls[-1].name if piece.begins else None
-        return events.CallToken(call, name, piece.text, index)
+        return events.CallToken(piece.call, piece.name, piece.text, index)
 
 
 def _parser(context: SessionContext, *, thinks: bool) -> OutputParser:

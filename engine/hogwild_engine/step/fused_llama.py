@@ -255,8 +255,11 @@ def _layer_fits(layer: Any, shape: LayerShape) -> bool:
     if _names(layer) != _LAYER or _names(layer.mlp) != _MLP:
         return False
     attention, mlp = layer.self_attn, layer.mlp
-    if _names(attention) - _HEAD_NORMS != _ATTENTION:
+    head_norms = sorted(_names(attention) & _HEAD_NORMS)
+    if _names(attention) - _HEAD_NORMS != _ATTENTION or len(head_norms) == 1:
         return False
+    if len({_norm(getattr(attention, name)).eps for name in head_norms}) > 1:
+        return False  # the C code has one epsilon for both
     matrices = [getattr(attention, name) for name in _ATTENTION]
     matrices += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     sizes = [size for m in matrices if is_plain(m) for size in m.weight.shape]

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hogwild_engine.api.events import ToolCall
 from hogwild_engine.text.call_grammar import UntaggedCalls
@@ -22,14 +22,16 @@ class OutputPiece(NamedTuple):
     """New output.
 
     Args:
-        kind: "thought", "text", or "call": the arguments of the last call in `OutputParser.calls`.
+        kind: what it is part of; a "call" grows by its arguments.
         text: the new text; empty only if a call begins.
-        begins: whether it is the first piece of a call.
+        call: index of the call in the answer, from 0.
+        name: the tool's name in a call's first piece.
     """
 
-    kind: str
+    kind: Literal["thought", "text", "call"]
     text: str
-    begins: bool = False
+    call: int = 0
+    name: str | None = None
 
 
 @dataclass
@@ -69,7 +71,7 @@ class OutputParser:
         begin → read thought → after thought → begin text → read text → read name ⇄ read arguments
 
     Without a thinking section, the answer starts at "begin text"; an answer that starts with a call
-    skips "read text".
+    skips "read text". Text after the first call is not part of the answer: only calls are read.
 
     Args:
         form: the format of calls; ``None`` if no tool may be called.
@@ -201,7 +203,7 @@ class OutputParser:
         self._buffer = rest
         self._calls.append(_Call(name))
         self._state = self._read_arguments
-        return [OutputPiece("call", "", begins=True)] if len(self._calls) == 1 else []
+        return [OutputPiece("call", "", 0, name)] if len(self._calls) == 1 else []
 
     def _read_name(self) -> list[OutputPiece] | None:
         assert self._form is not None
@@ -230,7 +232,7 @@ class OutputParser:
             return None
         if not call.complete:
             self._state = self._ignore
-        return [OutputPiece("call", call.arguments, begins=True)]
+        return [OutputPiece("call", call.arguments, len(self._calls) - 1, call.name)]
 
     def _take_arguments(self, call: _Call) -> str:
         end = call.scan(self._buffer)
