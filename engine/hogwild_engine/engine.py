@@ -300,8 +300,8 @@ class Engine:
         if isinstance(cause, HogwildError):
             self._end(session, cause)
             return
-        said = f"{type(cause).__name__}: {cause}"
-        error = SessionFailedError(f"the engine failed while it served the session: {said}")
+        description = f"{type(cause).__name__}: {cause}"
+        error = SessionFailedError(f"the engine failed while it served the session: {description}")
         error.__cause__ = cause
         self._end(session, error)
 

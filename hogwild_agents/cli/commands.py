@@ -228,8 +228,8 @@ def _team(workers: str, roles: Sequence[str]) -> tuple[Worker, ...]:
         wanted = f"wanted a number, or names with commas between them, got {workers!r}"
         raise typer.BadParameter(wanted, param_hint="--workers")
     team = make_workers(int(given) if is_number else names)
-    told = dict(_role(role, [worker.name for worker in team]) for role in roles)
-    return tuple(Worker(worker.name, told.get(worker.name)) for worker in team)
+    role_of = dict(_role(role, [worker.name for worker in team]) for role in roles)
+    return tuple(Worker(worker.name, role_of.get(worker.name)) for worker in team)
 
 
 def _role(role: str, names: Sequence[str]) -> tuple[str, str]:

@@ -150,8 +150,8 @@ def to_format(response_format: object, *, has_tools: bool) -> Format | None:
     if kind == "json_object":
         return Format(Grammar.json({"type": "object"}), _JSON)
     schema = to_schema(response_format)
-    told = json.dumps(schema, ensure_ascii=False)
-    return Format(Grammar.json(schema), (_FINAL if has_tools else _SCHEMA).format(schema=told))
+    text = json.dumps(schema, ensure_ascii=False)
+    return Format(Grammar.json(schema), (_FINAL if has_tools else _SCHEMA).format(schema=text))
 
 
 def to_schema(response_format: Any) -> dict[str, Any]:
@@ -182,5 +182,5 @@ def add_rule(messages: Sequence[dict[str, Any]], rule: str) -> tuple[dict[str, A
     if not places:
         return (*messages, {"role": "user", "content": rule})
     place = places[-1]
-    told = {**messages[place], "content": f"{messages[place]['content']}\n\n{rule}"}
-    return (*messages[:place], told, *messages[place + 1 :])
+    changed = {**messages[place], "content": f"{messages[place]['content']}\n\n{rule}"}
+    return (*messages[:place], changed, *messages[place + 1 :])

@@ -123,9 +123,9 @@ def _served(
     except SessionCancelledError as error:
         if not late.is_set():
             raise
-        said = f"timeout: wanted an answer within {timeout_s} s, and it is not finished; "
+        problem = f"timeout: wanted an answer within {timeout_s} s, and it is not finished; "
         todo = "allow more time, or lower max_steps or max_tokens"
-        raise ModelTimeoutError(said + todo) from error
+        raise ModelTimeoutError(problem + todo) from error
     finally:
         if timer is not None:
             timer.cancel()

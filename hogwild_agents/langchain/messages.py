@@ -135,11 +135,11 @@ def _turn(message: BaseMessage) -> dict[str, Any]:
 def _role(message: BaseMessage) -> str:
     if isinstance(message, FunctionMessage):
         return "tool"
-    said = message.role if isinstance(message, ChatMessage) else message.type
+    role_name = message.role if isinstance(message, ChatMessage) else message.type
     # Chunks are typed by their class: "AIMessageChunk".
-    role = _ROLES.get(said.removesuffix("MessageChunk").lower())
+    role = _ROLES.get(role_name.removesuffix("MessageChunk").lower())
     if role is None:
-        raise RequestError(error_text("messages", f"roles of {sorted(_ROLES)}", said))
+        raise RequestError(error_text("messages", f"roles of {sorted(_ROLES)}", role_name))
     return role
 
 

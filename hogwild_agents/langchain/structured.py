@@ -80,8 +80,8 @@ def _check_whole(result: list[Generation]) -> None:
         if isinstance(generation, ChatGeneration):
             message = generation.message
             if message.response_metadata.get("finish_reason") == "length":
-                said = "the answer was cut at max_tokens: allow more, or ask for less"
-                raise OutputParserException(said, llm_output=str(message.text))
+                reason = "the answer was cut at max_tokens: allow more, or ask for less"
+                raise OutputParserException(reason, llm_output=str(message.text))
 
 
 class _Whole(BaseLLMOutputParser[Any]):

@@ -173,9 +173,9 @@ class Runs:
 
     async def afail(self, error: BaseException) -> None:
         """Do as `fail` for async callbacks, even if the caller is cancelled again."""
-        told = [run.on_llm_error(error, response=_NOTHING) for run in self._aopen.values()]
+        reports = [run.on_llm_error(error, response=_NOTHING) for run in self._aopen.values()]
         self._aopen.clear()
-        await asyncio.shield(asyncio.gather(*told))
+        await asyncio.shield(asyncio.gather(*reports))
 
     def _setup(self, worker: str | None) -> dict[str, Any]:
         """Return the arguments of ``configure`` that a call of the model itself would pass."""

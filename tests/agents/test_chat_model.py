@@ -30,7 +30,7 @@ def merged(chunks: list[AIMessageChunk]) -> AIMessageChunk:
     return cast(AIMessageChunk, reduce(add, chunks))
 
 
-def said(message: AIMessage) -> dict[tuple[str, int], str]:
+def texts_of(message: AIMessage) -> dict[tuple[str, int], str]:
     """Text by worker and paragraph."""
     thoughts = [b for b in message.content_blocks if b["type"] == "reasoning"]
     extras = [cast(dict[str, Any], block.get("extras")) for block in thoughts]
@@ -55,7 +55,7 @@ def test_a_team_answers_with_its_paragraphs_as_reasoning(whole: AIMessage) -> No
     assert whole.text
     history = whole.response_metadata["paragraphs"]
     assert [p["text"] for p in history] == [block.get("reasoning") for block in thoughts]
-    assert {worker for worker, _ in said(whole)} == {"Alice", "Bob"}
+    assert {worker for worker, _ in texts_of(whole)} == {"Alice", "Bob"}
 
 
 def test_a_reply_tells_how_it_came_about(whole: AIMessage) -> None:
@@ -81,7 +81,7 @@ def uncached(message: AIMessage) -> dict[str, Any]:
 def test_a_stream_says_what_invoke_says(whole: AIMessage, chunks: list[AIMessageChunk]) -> None:
     full = merged(chunks)
     assert full.text == whole.text
-    assert said(full) == said(whole)
+    assert texts_of(full) == texts_of(whole)
     assert uncached(full) == uncached(whole)
     assert full.response_metadata == whole.response_metadata
 
@@ -115,7 +115,7 @@ def test_joined_paragraphs_are_the_answer(team_llm: ChatHogwild) -> None:
 def test_roles_and_names_reach_the_workers(team_llm: ChatHogwild) -> None:
     team = [Worker("Ann", role="finds uses in the garden"), Worker("Ben Ó.")]
     message = team_llm.invoke(TASK, workers=team, max_steps=2)
-    assert {worker for worker, _ in said(message)} == {"Ann", "Ben Ó."}
+    assert {worker for worker, _ in texts_of(message)} == {"Ann", "Ben Ó."}
     plain = team_llm.invoke(TASK, workers=["Ann", "Ben Ó."], max_steps=2)
     assert message.usage_metadata
     assert plain.usage_metadata
@@ -142,8 +142,8 @@ def test_a_stop_string_ends_the_answer_and_is_not_shown(lone_llm: ChatHogwild) -
 def test_a_seed_makes_a_lone_call_repeatable(team_llm: ChatHogwild) -> None:
     warm = team_llm.model_copy(update={"temperature": 2.0, "max_steps": 3})
     first, again, other = (warm.invoke(TASK, seed=seed) for seed in (1, 1, 2))
-    assert (first.text, said(first)) == (again.text, said(again))
-    assert (first.text, said(first)) != (other.text, said(other))
+    assert (first.text, texts_of(first)) == (again.text, texts_of(again))
+    assert (first.text, texts_of(first)) != (other.text, texts_of(other))
 
 
 def test_messages_of_all_kinds_are_answered(team_llm: ChatHogwild) -> None:
@@ -161,7 +161,7 @@ def test_messages_of_all_kinds_are_answered(team_llm: ChatHogwild) -> None:
 def test_history_goes_on_where_it_stopped(team_llm: ChatHogwild) -> None:
     written = AIMessage("To build a wall.", name="Alice")
     message = team_llm.invoke([HumanMessage(TASK), written])
-    alice = [number for worker, number in said(message) if worker == "Alice"]
+    alice = [number for worker, number in texts_of(message) if worker == "Alice"]
     assert alice[:1] in ([], [2])
 
 
@@ -234,10 +234,10 @@ def test_a_closed_engine_is_told_and_replaced(embedded: dict[str, Any]) -> None:
 
 def test_a_cache_tells_calls_apart_by_every_setting(team_llm: ChatHogwild) -> None:
     llm = team_llm.model_copy(update={"cache": InMemoryCache(), "max_steps": 2, "max_tokens": 2})
-    passes = llm.engine.stats().steps
+    num_steps = llm.engine.stats().steps
     llm.invoke(TASK)
     once = llm.engine.stats().steps
-    assert once > passes
+    assert once > num_steps
     llm.invoke(TASK)
     assert llm.engine.stats().steps == once
     changes: list[dict[str, Any]] = [{"workers": 1}, {"layout": "interleaved"}, {"seed": 3}]
@@ -276,6 +276,6 @@ def test_raw_events_can_be_read(team_llm: ChatHogwild) -> None:
 
 
 async def test_async_calls_say_what_sync_calls_say(team_llm: ChatHogwild, whole: AIMessage) -> None:
-    assert said(await team_llm.ainvoke(TASK)) == said(whole)
+    assert texts_of(await team_llm.ainvoke(TASK)) == texts_of(whole)
     full = merged([chunk async for chunk in team_llm.astream(TASK)])
-    assert (full.text, said(full)) == (whole.text, said(whole))
+    assert (full.text, texts_of(full)) == (whole.text, texts_of(whole))

@@ -47,7 +47,7 @@ def in_a_row(llm: ChatHogwild) -> list[AIMessage]:
     return [llm.invoke(task) for task in TASKS]
 
 
-def said(message: AIMessage) -> list[Any]:
+def texts_of(message: AIMessage) -> list[Any]:
     return [(b.get("extras"), b.get("reasoning"), b.get("text")) for b in message.content_blocks]
 
 
@@ -56,12 +56,12 @@ async def test_eight_calls_at_once_say_what_eight_in_a_row_say(
 ) -> None:
     ticker = Ticker()
     ticking = asyncio.create_task(ticker.run())
-    passes = llm.engine.stats().steps
+    num_steps = llm.engine.stats().steps
     at_once = await asyncio.gather(*[llm.ainvoke(task) for task in TASKS])
     ticking.cancel()
-    assert [said(message) for message in at_once] == [said(message) for message in in_a_row]
-    # One call takes some eight passes; these share theirs.
-    assert llm.engine.stats().steps - passes < 4 * 8
+    assert [texts_of(message) for message in at_once] == [texts_of(message) for message in in_a_row]
+    # One call takes some eight steps; these share theirs.
+    assert llm.engine.stats().steps - num_steps < 4 * 8
     # Generous: a loop that waited for a single call would stand for seconds.
     assert ticker.ticks > 10
     assert ticker.longest_gap_s < 1
@@ -82,10 +82,10 @@ async def test_the_first_load_leaves_the_event_loop_free(embedded: dict[str, Any
 def test_threads_and_batches_say_what_calls_in_a_row_say(
     llm: ChatHogwild, in_a_row: list[AIMessage]
 ) -> None:
-    tasks, expected = TASKS[:4], [said(message) for message in in_a_row[:4]]
+    tasks, expected = TASKS[:4], [texts_of(message) for message in in_a_row[:4]]
     with ThreadPoolExecutor(4) as pool:
-        assert [said(message) for message in pool.map(llm.invoke, tasks)] == expected
-    assert [said(message) for message in llm.batch(list(tasks))] == expected
+        assert [texts_of(message) for message in pool.map(llm.invoke, tasks)] == expected
+    assert [texts_of(message) for message in llm.batch(list(tasks))] == expected
 
 
 async def test_a_cancelled_call_frees_its_pages_and_leaves_the_others_alone(
@@ -98,7 +98,7 @@ async def test_a_cancelled_call_frees_its_pages_and_leaves_the_others_alone(
     endless.cancel()
     with pytest.raises(asyncio.CancelledError):
         await endless
-    assert said(await kept) == said(in_a_row[0])
+    assert texts_of(await kept) == texts_of(in_a_row[0])
     assert await asyncio.to_thread(all_pages_free, llm.engine)
 
 

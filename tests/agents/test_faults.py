@@ -97,10 +97,10 @@ def state(task: str = TASK) -> Any:
 
 def test_langchain_29033_bound_tools_reach_the_prompt(lone: ChatHogwild) -> None:
     bound = cast(Any, lone.bind_tools([weigh]))
-    told = prompt(lone, TASK, **bound.kwargs)
-    assert "weigh" in told
-    assert "Weigh things on the kitchen scales." in told
-    assert '"things"' in told
+    rendered = prompt(lone, TASK, **bound.kwargs)
+    assert "weigh" in rendered
+    assert "Weigh things on the kitchen scales." in rendered
+    assert '"things"' in rendered
 
 
 def test_langchain_25916_a_reply_holds_new_tokens_alone(lone: ChatHogwild) -> None:
@@ -112,8 +112,8 @@ def test_langchain_25916_a_reply_holds_new_tokens_alone(lone: ChatHogwild) -> No
 
 def test_langchain_15232_the_last_message_need_not_be_human(lone: ChatHogwild) -> None:
     asked = [HumanMessage(TASK), AIMessage("", tool_calls=[CALL])]
-    told = prompt(lone, [*asked, ToolMessage("2 kg", tool_call_id="call-1")])
-    assert told.index(TASK) < told.index('"things": ["brick"]') < told.index("2 kg")
+    rendered = prompt(lone, [*asked, ToolMessage("2 kg", tool_call_id="call-1")])
+    assert rendered.index(TASK) < rendered.index('"things": ["brick"]') < rendered.index("2 kg")
     assert lone.invoke([*asked, ToolMessage("2 kg", tool_call_id="call-1")])
     assert prompt(lone, [HumanMessage(TASK), AIMessage("First, one")]).endswith("First, one")
 
@@ -126,8 +126,8 @@ def test_vllm_41114_system_messages_stay_where_they_are(lone: ChatHogwild) -> No
         SystemMessage("rule three"),
         HumanMessage("more"),
     ]
-    told = prompt(lone, messages)
-    places = [told.index(str(message.content)) for message in messages]
+    rendered = prompt(lone, messages)
+    places = [rendered.index(str(message.content)) for message in messages]
     assert places == sorted(places)
 
 
@@ -246,8 +246,8 @@ def test_tgi_131_no_half_characters_in_the_stream(team: ChatHogwild) -> None:
         )
     )
     blocks = [block for chunk in chunks for block in chunk.content_blocks]
-    said = [str(block.get("reasoning") or block.get("text") or "") for block in blocks]
-    assert not any("�" in piece for piece in said)
+    shown = [str(block.get("reasoning") or block.get("text") or "") for block in blocks]
+    assert not any("�" in piece for piece in shown)
     full = cast(AIMessageChunk, reduce(add, chunks))
     assert full.text == text
     thoughts = [b.get("reasoning") for b in full.content_blocks if b["type"] == "reasoning"]
@@ -363,8 +363,8 @@ def test_langgraph_4322_a_teams_state_can_be_saved(team: ChatHogwild) -> None:
     with closing(sqlite3.connect(":memory:", check_same_thread=False)) as connection:
         node = HogwildNode(team, output_mode="full_history")
         graph = graph_of(node, SqliteSaver(connection))
-        said = graph.invoke(state(), THREAD)["messages"]
-        assert graph.get_state(THREAD).values["messages"] == said
+        shown = graph.invoke(state(), THREAD)["messages"]
+        assert graph.get_state(THREAD).values["messages"] == shown
 
 
 def test_langgraph_7780_a_resumed_graph_decodes_nothing_twice(team: ChatHogwild) -> None:

@@ -77,8 +77,8 @@ def test_a_trailing_answer_stays_the_last_turn() -> None:
 
 
 def test_chunks_are_messages() -> None:
-    said = turns(HumanMessageChunk(content="q"), AIMessageChunk(content="a"))
-    assert said == [("user", "q"), ("assistant", "a")]
+    rendered = turns(HumanMessageChunk(content="q"), AIMessageChunk(content="a"))
+    assert rendered == [("user", "q"), ("assistant", "a")]
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ async def test_workers_can_be_told_apart_while_they_write(team_llm: ChatHogwild)
             assert about["tags"] == [f"worker:{worker.lower()}"]
             assert about["lc_agent_name"] == message.name == worker
         assert about["langgraph_node"] in ("greet", "think")
-    # Nothing is told twice: what was streamed is, id by id, what the node returned.
+    # Nothing comes twice: what was streamed is, id by id, what the node returned.
     assert {m.id: m.text for m in returned}.items() <= texts.items()
     assert len(texts) == len(returned) + 1
     assert order.index("updates") < order.index("messages", 2) < len(order) - 1

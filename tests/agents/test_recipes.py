@@ -347,7 +347,7 @@ def test_a_failing_run_ends_the_recipe_with_its_error():
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "text"),
     [
         (
             ["--tasks", "nowhere.jsonl"],
@@ -360,10 +360,10 @@ def test_a_failing_run_ends_the_recipe_with_its_error():
         (["--steps", "many"], "invalid count value: 'many'"),
     ],
 )
-def test_wrong_arguments_are_named(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+def test_wrong_arguments_are_named(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(argv, one_step_a_line)
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 def test_help_tells_the_story_from_any_folder(tmp_path: Path):
@@ -371,8 +371,8 @@ def test_help_tells_the_story_from_any_folder(tmp_path: Path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") < 50
-    for said in ("one shared cache", "--tasks", "--parallel", "sequential forward passes"):
-        assert said in done.stdout
+    for text in ("one shared cache", "--tasks", "--parallel", "sequential forward passes"):
+        assert text in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -397,9 +397,9 @@ def test_the_agents_transcript_tells_thoughts_calls_and_results(team_llm: ChatHo
     assert first == "human: What is 2 + 2?"
     assert any(line.startswith("    Alice: ") for line in rest)
     call = {"name": "lookup", "args": {"country": "Italy", "what": "area"}, "id": "1"}
-    told = [AIMessage("", tool_calls=[call]), ToolMessage("big", tool_call_id="1")]
+    messages = [AIMessage("", tool_calls=[call]), ToolMessage("big", tool_call_id="1")]
     lines = ["  calls lookup(country='Italy', what='area')", "tool: big"]
-    assert list(agent_loop.lines_of(told)) == lines
+    assert list(agent_loop.lines_of(messages)) == lines
 
 
 def test_the_picture_of_the_live_view_shows_two_workers_at_work(tmp_path: Path) -> None:

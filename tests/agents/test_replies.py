@@ -45,8 +45,8 @@ def reply(*, is_team: bool = True, answer: str = "write") -> Reply:
     return Reply("r", "some-model", is_team, answer)
 
 
-def chunks(said: Reply, events: list[Event] = EVENTS) -> list[AIMessageChunk]:
-    return [chunk for event in events if (chunk := said.chunk(event))]
+def chunks(reply: Reply, events: list[Event] = EVENTS) -> list[AIMessageChunk]:
+    return [chunk for event in events if (chunk := reply.chunk(event))]
 
 
 def merged(all_chunks: list[AIMessageChunk]) -> AIMessageChunk:

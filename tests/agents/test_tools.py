@@ -90,10 +90,10 @@ def test_objects_come_with_their_message_where_asked(
     tiny_llm: ChatHogwild, schema: Any, method: Any
 ) -> None:
     llm = tiny_llm.with_structured_output(schema, method=method, include_raw=True)
-    told = llm.invoke("Hello", **LONG)
-    assert told["parsing_error"] is None
-    assert isinstance(told["raw"], AIMessage)
-    found = told["parsed"].model_dump() if schema is Adder else told["parsed"]
+    result = llm.invoke("Hello", **LONG)
+    assert result["parsing_error"] is None
+    assert isinstance(result["raw"], AIMessage)
+    found = result["parsed"].model_dump() if schema is Adder else result["parsed"]
     assert found.keys() == {"a", "b"}
 
 
@@ -105,9 +105,9 @@ def test_an_object_that_was_cut_is_an_error(tiny_llm: ChatHogwild, method: Any) 
     with pytest.raises(OutputParserException, match="cut at max_tokens"):
         list(llm.stream("Hello", max_tokens=3))
     raw = tiny_llm.with_structured_output(Adder, method=method, include_raw=True, max_tokens=3)
-    told = cast(Any, raw.invoke("Hello"))
-    assert told["parsed"] is None
-    assert isinstance(told["parsing_error"], OutputParserException)
+    result = cast(Any, raw.invoke("Hello"))
+    assert result["parsed"] is None
+    assert isinstance(result["parsing_error"], OutputParserException)
 
 
 def test_a_response_format_binds_the_answer_beside_tools(tiny_llm: ChatHogwild) -> None:

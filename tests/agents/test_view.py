@@ -78,8 +78,8 @@ def state_of(size: int, text: str) -> SessionState:
 
 
 def test_plain_view_tells_a_paragraph_when_it_is_finished_and_by_whom() -> None:
-    told = plain(Token(1, "Bob", 1, "Tea"), Step(1, ("Bob",)), wrote("Bob", " Tea is hot.\n\n"))
-    assert told == "Bob [1]: Tea is hot.\n\n"
+    output = plain(Token(1, "Bob", 1, "Tea"), Step(1, ("Bob",)), wrote("Bob", " Tea is hot.\n\n"))
+    assert output == "Bob [1]: Tea is hot.\n\n"
 
 
 def test_plain_view_starts_text_of_several_lines_on_its_own_line() -> None:
@@ -92,8 +92,8 @@ def test_plain_view_marks_a_paragraph_that_was_cut() -> None:
 
 def test_plain_view_ends_with_the_answer_and_one_summary_line() -> None:
     finished = answered("Tea, then.", worker_tokens={"Ann": 3, "Bob": 4}, answer_tokens=3)
-    told = plain(wrote("Bob", "Tea."), AnswerToken("\n Tea,"), AnswerToken(" then."), finished)
-    assert told == f"Bob [1]: Tea.\n\nAnswer:\nTea, then.\n\n{summary(finished)}\n"
+    output = plain(wrote("Bob", "Tea."), AnswerToken("\n Tea,"), AnswerToken(" then."), finished)
+    assert output == f"Bob [1]: Tea.\n\nAnswer:\nTea, then.\n\n{summary(finished)}\n"
 
 
 def test_plain_view_of_one_worker_is_the_answer_alone() -> None:
@@ -103,8 +103,10 @@ def test_plain_view_of_one_worker_is_the_answer_alone() -> None:
 
 def test_plain_view_tells_thoughts_from_the_answer() -> None:
     finished = answered("Tea.", answer_tokens=2)
-    told = plain(ThoughtToken("\n Hot"), ThoughtToken(" or cold?"), AnswerToken("\nTea."), finished)
-    assert told == f"Thoughts:\nHot or cold?\n\nAnswer:\nTea.\n\n{summary(finished)}\n"
+    output = plain(
+        ThoughtToken("\n Hot"), ThoughtToken(" or cold?"), AnswerToken("\nTea."), finished
+    )
+    assert output == f"Thoughts:\nHot or cold?\n\nAnswer:\nTea.\n\n{summary(finished)}\n"
 
 
 def test_live_view_shows_thoughts_until_the_answer_begins() -> None:
@@ -219,12 +221,12 @@ def test_live_view_leaves_history_answer_and_summary(size: int) -> None:
             view.show(wrote(name, f"Tea of {name}."))
         view.show(AnswerToken("Both are hot."))
         view.show(finished)
-    told = file_of(console)
+    output = file_of(console)
     for name in team[1:]:
-        assert f"{name} [1]:" in told
-        assert f"Tea of {name}." in told
-    assert "Both are hot." in told
-    assert summary(finished)[:20] in told
+        assert f"{name} [1]:" in output
+        assert f"Tea of {name}." in output
+    assert "Both are hot." in output
+    assert summary(finished)[:20] in output
 
 
 @pytest.mark.parametrize("text", [MARKUP, "[link=file:///etc]x[/link]"])
@@ -234,9 +236,9 @@ def test_live_view_never_reads_text_as_markup(text: str) -> None:
         view.show(Token(1, "Ann", 1, text))
         view.show(wrote("Bob", text))
         view.show(answered(text))
-    told = file_of(console)
-    assert told.count(text) >= 2
-    assert "\x1b]8" not in told
+    output = file_of(console)
+    assert output.count(text) >= 2
+    assert "\x1b]8" not in output
 
 
 def test_live_view_shows_the_cursor_again_after_an_error() -> None:

@@ -1,4 +1,4 @@
-"""A team's answer, its prompt, and the log of its passes, on tokens that the test picks."""
+"""A team's answer, its prompt, and its steps, on tokens that the test chooses."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_team_is_asked_for_a_call_before_results_and_for_words_after_them(
     asked = {"role": "assistant", "content": "", "tool_calls": [call]}
     result = {"role": "tool", "content": "3 kg", "name": "weigh", "tool_call_id": "1"}
 
-    def told(messages: tuple[Any, ...], **options: Any) -> str:
+    def rendered(messages: tuple[Any, ...], **options: Any) -> str:
         settings = {"protocol": INSTRUCT, "max_steps": 1, **options}
         script = sessions.script({"": [" So", END]}, messages=messages, **settings)
         script.run()
@@ -119,12 +119,12 @@ def test_a_team_is_asked_for_a_call_before_results_and_for_words_after_them(
         tokens = script.parallel.shared.common.tokens + answer.writer.block.tokens
         return script.chat.decode(tokens)
 
-    before = told(TASK, tools=tools)
-    after = told((*TASK, asked, result), tools=tools)
+    before = rendered(TASK, tools=tools)
+    after = rendered((*TASK, asked, result), tools=tools)
     assert all("no tool can be called" in text for text in (before, after))
     assert "Now call a tool" in before
     assert "using what the tools have given" in after
-    for text in (told(TASK), told(TASK, tools=tools, tool_choice="none")):
+    for text in (rendered(TASK), rendered(TASK, tools=tools, tool_choice="none")):
         assert "tool can be called" not in text
         assert "complete final answer" in text
 

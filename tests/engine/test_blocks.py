@@ -36,7 +36,7 @@ def forward(model: Any, tokens: Sequence[int]) -> torch.Tensor:
 def feed(
     harness: ModelHarness, block: Block, others: Sequence[Block], rng: random.Random | None = None
 ) -> torch.Tensor:
-    """Encode all of ``block`` behind ``others``, in one pass or in ragged pieces; its logits."""
+    """Encode all of ``block`` behind ``others``, in one step or in ragged pieces; its logits."""
     cuts = {0, len(block)} | (set(rng.choices(range(len(block)), k=2)) if rng else set())
     logits = [
         harness.run([Chunk(block, start, stop - start, [*others, block])])
@@ -143,7 +143,7 @@ def test_what_follows_a_move_reads_the_history_as_one_text(family: str) -> None:
 def test_every_token_is_written_once_however_many_workers_read_it(
     chat: ChatTemplate, num_workers: int
 ) -> None:
-    """The cache starts full of NaN: a pass fills as many slots as it has tokens, no more."""
+    """The cache starts full of NaN: a step fills as many slots as it has tokens, no more."""
     harness = ModelHarness(tiny_model("llama"), num_pages=128)
     protocol = Protocol(name="x", rules="Go.", stagger=0, min_chars=0, paragraph_end="blank_line")
     request = Request(

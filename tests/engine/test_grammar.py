@@ -85,10 +85,10 @@ def test_an_answer_cut_at_max_tokens_finishes_by_length(engine: Engine) -> None:
 
 def test_streamed_text_joins_to_the_answer(engine: Engine) -> None:
     request = Request(QUESTION, make_workers(1), grammar=Grammar.json(ADDRESS), max_tokens=100)
-    told = list(engine.submit(request))
-    shown = "".join(event.text for event in told if isinstance(event, AnswerToken))
-    assert isinstance(told[-1], Finished)
-    assert shown == told[-1].text
+    events = list(engine.submit(request))
+    shown = "".join(event.text for event in events if isinstance(event, AnswerToken))
+    assert isinstance(events[-1], Finished)
+    assert shown == events[-1].text
 
 
 def test_the_answer_of_a_team_fits_the_grammar(engine: Engine) -> None:
@@ -139,10 +139,10 @@ def test_joined_paragraphs_cannot_have_a_grammar() -> None:
 
 def test_objects_at_any_depth_are_closed_unless_the_schema_says_otherwise() -> None:
     inner = {"type": "object", "properties": {"x": {"type": "null"}}}
-    said = {"type": "object", "properties": {}, "additionalProperties": True}
+    any_object = {"type": "object", "properties": {}, "additionalProperties": True}
     schema = {
         "type": "object",
-        "properties": {"a": {"anyOf": [inner, {"type": "array", "items": inner}]}, "b": said},
+        "properties": {"a": {"anyOf": [inner, {"type": "array", "items": inner}]}, "b": any_object},
         "$defs": {"d": inner},
     }
     made = bound_schema(schema, 100)

@@ -85,8 +85,8 @@ def test_a_reader_whose_loop_is_gone_cancels_its_session(tidy_engine: Engine) ->
 def test_every_event_is_plain_data(tidy_engine: Engine) -> None:
     for request in requests():
         for event in tidy_engine.submit(request):
-            told = json.loads(json.dumps(event.as_dict()))
-            assert told["type"] == event.type
+            data = json.loads(json.dumps(event.as_dict()))
+            assert data["type"] == event.type
 
 
 def test_steps_count_up_and_name_who_wrote(tidy_engine: Engine) -> None:

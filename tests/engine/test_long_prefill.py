@@ -166,8 +166,8 @@ def load_engine(tokenizer: Any) -> Callable[..., Engine]:
 def test_a_prefill_backend_that_was_requested_and_cannot_run_is_an_error(
     load_engine: Callable[..., Engine],
 ) -> None:
-    said = r"^prefill_attention: wanted for 'varlen' a CUDA device"
-    with pytest.raises(ConfigError, match=said):
+    message = r"^prefill_attention: wanted for 'varlen' a CUDA device"
+    with pytest.raises(ConfigError, match=message):
         load_engine(prefill_attention="varlen")
 
 

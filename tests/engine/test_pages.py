@@ -45,7 +45,7 @@ class BlocksOnPages(RuleBasedStateMachine):
         self.kept: list[list[int]] = []
 
     def write(self, block: Block, slots: list[int], start: int) -> None:
-        """What a pass does: keys at block-local positions, values."""
+        """What a step does: keys at block-local positions, values."""
         keys, values = self.cache.layers[0]
         tokens = block.tokens[start:]
         raw = torch.stack([key_of(token) for token in tokens])

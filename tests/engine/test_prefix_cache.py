@@ -59,7 +59,7 @@ def embedded_engine(smollm: Engine) -> Iterator[Engine]:
 
 
 def ask(*turns: str, **options: Any) -> Request:
-    """What the user and the assistant said in turn."""
+    """Return messages of the user and the assistant in turn."""
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
     settings = {"workers": make_workers(1), "max_tokens": 8, "sampling": GREEDY} | options
@@ -67,7 +67,7 @@ def ask(*turns: str, **options: Any) -> Request:
 
 
 def read(handle: Handle) -> tuple[list[Event], Finished]:
-    """What a session said but for what the cache spared it, and its end."""
+    """Return the events of a session without their cache figures, and its end."""
     events = list(handle)
     assert isinstance(events[-1], Finished)
     return outcome(events), events[-1]
@@ -79,7 +79,7 @@ def whole_pages(engine: Engine, tokens: int) -> int:
     return (tokens - 1) // size * size
 
 
-# What is said does not depend on it
+# The text does not depend on it
 
 
 @pytest.mark.parametrize("index", range(7))
@@ -173,7 +173,7 @@ def test_a_prompt_that_fills_its_last_page_is_encoded_as_far_as_a_draw_needs(mak
 def test_sessions_that_start_alike_at_once_encode_it_once(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them would fit into one pass; one goes first, and the others find what it encoded."""
+    """All of them would fit into one step; one goes first, and the others find what it encoded."""
     config = {"talkative": False, "max_num_batched_tokens": 2000}
     engine, control = make(**config), make(**config, prefix_cache=False)
     asked = [ask(LONG + end) for end in (" One.", " Two.", " Three.", " Four.")]
@@ -183,7 +183,7 @@ def test_sessions_that_start_alike_at_once_encode_it_once(
         assert gate.arrived.acquire(timeout=20)
         handles = [engine.submit(request) for request in asked]
     results = [read(handle) for handle in handles]
-    assert [said for said, _ in results] == wanted
+    assert [events for events, _ in results] == wanted
     cached = sorted(done.usage.cached_tokens for _, done in results)
     assert cached[0] <= whole_pages(engine, earlier.result(20).usage.prompt_tokens)
     assert cached[1] > 100
@@ -196,16 +196,16 @@ def test_without_the_cache_nothing_is_found(make: Make) -> None:
     assert engine.stats().cached_tokens == 0
 
 
-@pytest.mark.parametrize("failing_pass", [0, 1, 3])
-def test_pages_of_a_pass_that_failed_are_not_found(
-    make: Make, monkeypatch: pytest.MonkeyPatch, failing_pass: int
+@pytest.mark.parametrize("failing_step", [0, 1, 3])
+def test_pages_of_a_step_that_failed_are_not_found(
+    make: Make, monkeypatch: pytest.MonkeyPatch, failing_step: int
 ) -> None:
     engine = make(talkative=False)
     wanted, _ = read(make(talkative=False, prefix_cache=False).submit(ask(LONG)))
-    run, passes = engine._runner.run, iter(range(100))
+    run, steps = engine._runner.run, iter(range(100))
 
     def fail_once(plan: Any) -> Any:
-        if next(passes) == failing_pass:
+        if next(steps) == failing_step:
             raise RuntimeError("the device is on fire")
         return run(plan)
 
@@ -214,7 +214,7 @@ def test_pages_of_a_pass_that_failed_are_not_found(
         engine.submit(ask(LONG)).result(20)
     got, done = read(engine.submit(ask(LONG)))
     assert got == wanted
-    assert done.usage.cached_tokens == failing_pass * engine.config.max_num_batched_tokens
+    assert done.usage.cached_tokens == failing_step * engine.config.max_num_batched_tokens
 
 
 # Pages run short

@@ -99,9 +99,9 @@ def test_unsynchronized_workers_keep_their_paragraphs_until_the_end(
 
 
 def test_paragraph_numbers_go_on_from_the_history_of_the_request(sessions: SessionHarness) -> None:
-    told = (Paragraph("Bob", 1, "Before."), Paragraph("Bob", 2, "And then."))
+    earlier = (Paragraph("Bob", 1, "Before."), Paragraph("Bob", 2, "And then."))
     script = sessions.script(
-        {"Bob": [" Now.\n\n"]}, history=told, protocol=replace(PROSE, first_prefixes=(" Hi",))
+        {"Bob": [" Now.\n\n"]}, history=earlier, protocol=replace(PROSE, first_prefixes=(" Hi",))
     )
     assert own_text(script, 0) == "**Alice [1]:**"
     assert own_text(script, 1) == "**Bob [3]:**"
@@ -302,13 +302,13 @@ def test_the_first_worker_to_end_a_paragraph_after_enough_tokens_gets_the_interv
     }
     script = sessions.script(texts, protocol=protocol, max_steps=24)
     script.run()
-    told = script.of(Intervention)
-    assert [(event.worker, event.step, event.text) for event in told] == [
+    interventions = script.of(Intervention)
+    assert [(event.worker, event.step, event.text) for event in interventions] == [
         ("Bob", 9, "Am I useful?"),
         ("Alice", 17, "Am I useful?"),
     ]
-    said = {(p[0], p[1]): p[2] for p in history(script)}
-    assert said["Bob", 2] == "Am I useful? b."
+    by_paragraph = {(p[0], p[1]): p[2] for p in history(script)}
+    assert by_paragraph["Bob", 2] == "Am I useful? b."
     assert "**Bob [2]:** Am I useful? b." in common_text(script)
     check_streams(script.events)
 

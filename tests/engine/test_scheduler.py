@@ -1,4 +1,4 @@
-"""Which sessions share a pass, how much prompt goes beside them, and who is let in when."""
+"""Which sessions share a step, how much prompt goes beside them, and who is let in when."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Bench:
         assert len(pool._kept) <= pool.num_free / 2
 
     def step(self) -> dict[Session, int]:
-        """One pass; how many tokens each session has in it."""
+        """One step; how many tokens each session has in it."""
         steps = self.scheduler.schedule()
         for session, _, rows in steps:
             session.postprocess([SampledToken(self.token, 0.5)] * len(rows))
@@ -110,7 +110,7 @@ def test_a_long_prompt_is_fed_in_passes_of_bounded_size(bench: Bench) -> None:
     assert sum(sizes) == session.usage().prompt_tokens
 
 
-def test_sessions_that_decode_are_in_every_pass(bench: Bench) -> None:
+def test_sessions_that_decode_are_in_every_step(bench: Bench) -> None:
     first, second = bench.session(max_tokens=99), bench.session(workers=3, max_steps=60)
     bench.admit()
     while (first.num_pending, second.num_pending) != (1, 3):
@@ -123,7 +123,7 @@ def test_sessions_that_decode_are_in_every_pass(bench: Bench) -> None:
         assert 0 < sizes[late] <= 40 // PREFILL_SHARE
 
 
-def test_prompts_get_a_share_of_a_pass_however_many_decode(
+def test_prompts_get_a_share_of_a_step_however_many_decode(
     harness: ModelHarness, chat: ChatTemplate
 ) -> None:
     bench = Bench(harness, chat, max_num_batched_tokens=4)
@@ -153,11 +153,11 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(bench: Bench) -> None:
     bench.step()
     short = bench.session(words=10)
     bench.admit()
-    passes = 0
+    num_steps = 0
     while short.is_prefill:
         bench.step()
-        passes += 1
-    assert passes == -(-short.usage().prompt_tokens // 20)
+        num_steps += 1
+    assert num_steps == -(-short.usage().prompt_tokens // 20)
     assert long.is_prefill
 
 
@@ -195,7 +195,7 @@ def test_what_is_set_aside_never_exceeds_the_pool(bench: Bench) -> None:
     assert bench.scheduler.has_work
 
 
-def test_all_workers_of_a_session_write_in_every_pass(bench: Bench) -> None:
+def test_all_workers_of_a_session_write_in_every_step(bench: Bench) -> None:
     session = bench.session(workers=4)
     bench.admit()
     while session.is_prefill:

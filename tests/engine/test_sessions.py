@@ -1,4 +1,4 @@
-"""Invariants 5 and 6: sessions in shared passes leave each other alone, and give all pages back."""
+"""Invariants 5 and 6: sessions in shared steps leave each other alone, and give all pages back."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from traffic import finished, gated, pages_held, read, requests, wait_until
 
 
 def test_sessions_that_run_together_say_what_each_says_alone(tidy_engine: Engine) -> None:
-    passes = [tidy_engine.stats().steps]
+    num_steps = [tidy_engine.stats().steps]
     alone = [read(tidy_engine.submit(request)) for request in requests()]
-    passes.append(tidy_engine.stats().steps)
+    num_steps.append(tidy_engine.stats().steps)
     together = [read(handle) for handle in [tidy_engine.submit(request) for request in requests()]]
-    passes.append(tidy_engine.stats().steps)
+    num_steps.append(tidy_engine.stats().steps)
     assert together == alone
     assert any(p.complete for events in alone for p in finished(events).paragraphs)
-    assert passes[2] - passes[1] < (passes[1] - passes[0]) / 2
+    assert num_steps[2] - num_steps[1] < (num_steps[1] - num_steps[0]) / 2
 
 
 def test_sessions_admitted_at_different_times_say_what_each_says_alone(
@@ -76,17 +76,17 @@ def test_a_finished_session_holds_no_page(tidy_engine: Engine) -> None:
         assert pages_held(tidy_engine) == 0
 
 
-@pytest.mark.parametrize("passes", [0, 1, 2, 3, 9])
-def test_a_cancelled_session_is_gone_before_the_next_pass(
-    tidy_engine: Engine, monkeypatch: pytest.MonkeyPatch, passes: int
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 9])
+def test_a_cancelled_session_is_gone_before_the_next_step(
+    tidy_engine: Engine, monkeypatch: pytest.MonkeyPatch, num_steps: int
 ) -> None:
-    """Cancelled while a pass runs, in prefill or decoding, beside a session that goes on."""
+    """Cancelled while a step runs, in prefill or decoding, beside a session that goes on."""
     with gated(tidy_engine, monkeypatch) as gate:
         other = tidy_engine.submit(requests()[2])
         assert gate.arrived.acquire(timeout=20)
         only_other = pages_held(tidy_engine)
         handle = tidy_engine.submit(requests()[0])
-        gate.pass_on(passes)
+        gate.pass_on(num_steps)
         handle.cancel()
         gate.pass_on()
         assert tidy_engine.stats().sessions == 1
@@ -135,9 +135,9 @@ def test_cancelling_a_finished_session_is_harmless(tidy_engine: Engine) -> None:
     assert read(tidy_engine.submit(requests()[1]))
 
 
-@pytest.mark.parametrize("failing_pass", [1, 2, 6])
+@pytest.mark.parametrize("failing_step", [1, 2, 6])
 def test_a_model_that_fails_fails_the_sessions_of_that_pass_only(
-    tidy_engine: Engine, monkeypatch: pytest.MonkeyPatch, failing_pass: int
+    tidy_engine: Engine, monkeypatch: pytest.MonkeyPatch, failing_step: int
 ) -> None:
     model, seen = model_of(tidy_engine), 0
     forward = model.forward
@@ -145,7 +145,7 @@ def test_a_model_that_fails_fails_the_sessions_of_that_pass_only(
     def fail_once(*args: Any, **options: Any) -> Any:
         nonlocal seen
         seen += 1
-        if seen == failing_pass:
+        if seen == failing_step:
             raise RuntimeError("the device is on fire")
         return forward(*args, **options)
 

@@ -1,4 +1,4 @@
-"""What an engine counts of its passes, and sessions that go on to their budget."""
+"""What an engine counts of its steps, and sessions that go on to their budget."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_workers_that_ignore_the_end_of_their_turns_write_one_paragraph_each(
     assert [(paragraph.number, paragraph.complete) for paragraph in whole] == [(1, False)] * 3
 
 
-def test_a_decoding_pass_counts_once_and_encodes_a_token_of_each_worker(engine: Engine) -> None:
+def test_a_decoding_step_counts_once_and_encodes_a_token_of_each_worker(engine: Engine) -> None:
     before = engine.stats()
     usage = engine.submit(request(3, ignore_eos=True)).result(20).usage
     after = engine.stats()
@@ -75,7 +75,7 @@ def test_the_forwards_time_is_part_of_the_busy_time(engine: Engine) -> None:
 
 
 def test_time_without_work_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 5.0, 6.0, 8.0])  # made, woken, first pass over, second one over
+    clock = iter([0.0, 5.0, 6.0, 8.0])  # made, woken, first step over, second one over
     monkeypatch.setattr("hogwild_engine.stats.time.perf_counter", lambda: next(clock))
     recorder = Recorder()
     recorder.wake()

@@ -248,9 +248,9 @@ def test_workers_stream_the_tokens_they_sampled(
     assert isinstance(done, Finished)
     hidden = engine.chat.special_ids
     for number, name in enumerate(("Alice", "Bob", "Carol")):
-        said = "".join(p.text for p in done.paragraphs if p.worker == name)
+        written = "".join(p.text for p in done.paragraphs if p.worker == name)
         wanted = engine.chat.decode([t for t in sampled[number] if t not in hidden])
-        assert "".join(said.split()).replace("\ufffd", "") == "".join(wanted.split()).replace(
+        assert "".join(written.split()).replace("\ufffd", "") == "".join(wanted.split()).replace(
             "\ufffd", ""
         )
     assert (

@@ -1,6 +1,6 @@
 """The engine's parts on a bench: a model over a NaN-filled cache, sessions that a test scripts.
 
-No engine thread runs here: a test decides what each pass holds and sees all that comes of it.
+No engine thread runs here: a test decides what each step holds and sees all that comes of it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def batch_of(chunks: Sequence[Chunk]) -> Batch:
 
 
 class Attended(NamedTuple):
-    """What one layer's attention was given and gave back in one pass."""
+    """What one layer's attention was given and gave back in one step."""
 
     q: torch.Tensor
     out: torch.Tensor
@@ -173,7 +173,7 @@ def check_attention(
     tolerance: float = 2e-5,
     every: int = 1,
 ) -> None:
-    """Hold one pass's attention to the oracle, in each row of every n-th layer."""
+    """Hold the attention of one step to the oracle, in each row of every n-th layer."""
     assert len(calls) == len(harness.cache.layers)
     for layer in range(0, len(calls), every):
         call, wanted = calls[layer], []
@@ -181,7 +181,7 @@ def check_attention(
             wanted += _rows(harness, layer, call, chunk, len(wanted))
         got, empty = call.out.double().split([len(wanted), len(call.out) - len(wanted)])
         torch.testing.assert_close(got, torch.stack(wanted), atol=tolerance, rtol=tolerance)
-        assert not empty.any()  # rows that fill a pass up read nothing
+        assert not empty.any()  # rows that fill a step up read nothing
 
 
 def _rows(
@@ -225,12 +225,12 @@ class Script:
     """A session whose workers write what the test says.
 
     Args:
-        harness: gives the cache, and runs the passes where ``runs``.
+        harness: gives the cache, and runs the steps where ``runs``.
         chat: the tokenizer's chat format.
         request: what the session does.
         texts: what each worker writes, by name, the answer's writer under "". A string is encoded,
             an int is one token.
-        runs: run the model in every pass; off where only the protocol is looked at.
+        runs: run the model in every step; off where only the protocol is looked at.
     """
 
     def __init__(
@@ -276,19 +276,19 @@ class Script:
     def step(
         self, limit: int = 10_000, check: Callable[[ScheduledStep], None] | None = None
     ) -> list[Event]:
-        """One pass; returns its events. ``check`` is called before sampled tokens are taken in."""
+        """One step; returns its events. ``check`` is called before sampled tokens are taken in."""
         scheduled = self.session.schedule(limit)
         if self._runs:
             self.harness.runner.run(build_batch([scheduled.chunks]))
         if check is not None:
             check(scheduled)
         sampled = [SampledToken(self._next(row.writer), 0.5) for row in scheduled.rows]
-        told = self.session.postprocess(sampled)
+        events = self.session.postprocess(sampled)
         if self.session.phase is not self._phases[-1]:
             self._phases.append(self.session.phase)
-        self.events += told
+        self.events += events
         self.turns += 1
-        return told
+        return events
 
     def run(self, max_turns: int = 400) -> list[Event]:
         """Passes until the session is finished; returns all events."""
@@ -332,11 +332,11 @@ class Script:
 def thinking_answer(pieces: Sequence[str]) -> tuple[list[Any], Any]:
     """What a lone thinking model that writes ``pieces`` answers: in chunks, and whole."""
     parser, reply = OutputParser(None, thinks=True), Reply("r", "thinker", False, "write")
-    told: list[Event] = []
+    events: list[Event] = []
     for number, piece in enumerate([*pieces, ""]):
-        for kind, text, _ in parser.feed(piece, final=number == len(pieces)):
-            told.append(ThoughtToken(text) if kind == "thought" else AnswerToken(text))
+        for kind, text, *_ in parser.feed(piece, final=number == len(pieces)):
+            events.append(ThoughtToken(text) if kind == "thought" else AnswerToken(text))
     usage = Usage(answer_tokens=9, thought_tokens=4)
-    told.append(Finished(parser.text, "stop", (), usage, seed=1, thought=parser.thought))
-    chunks = [chunk for event in told if (chunk := reply.chunk(event))]
-    return chunks, Reply("r", "thinker", False, "write").message(cast(Finished, told[-1]))
+    events.append(Finished(parser.text, "stop", (), usage, seed=1, thought=parser.thought))
+    chunks = [chunk for event in events if (chunk := reply.chunk(event))]
+    return chunks, Reply("r", "thinker", False, "write").message(cast(Finished, events[-1]))

@@ -44,7 +44,7 @@ class SessionHarness:
 
 
 def steps(script: Script, count: int) -> None:
-    """The prefill pass rows first, so ``count`` passes are ``count`` steps."""
+    """Run ``count`` forward steps; the first one encodes the prompt and samples too."""
     for _ in range(count):
         script.step()
 

@@ -99,7 +99,7 @@ def chat(tokenizer: Any) -> ChatTemplate:
 
 @pytest.fixture(scope="session")
 def tiny_engine(tokenizer: Any) -> Iterator[Callable[..., Engine]]:
-    """Makes an engine on a tiny random model, one a family, with passes of few tokens.
+    """Makes an engine on a tiny random model, one a family, with steps of few tokens.
 
     A talkative one ends sentences, paragraphs and turns by itself, after a handful of tokens.
     """

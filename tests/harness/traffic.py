@@ -1,4 +1,4 @@
-"""Requests of all kinds, what sessions said to them, and passes that wait for the test."""
+"""Requests of all kinds, the events of their sessions, and steps that wait for the test."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def requests() -> list[Request]:
 
 
 def outcome(events: list[Event]) -> list[Event]:
-    """What a session said; times, and what the prefix cache spared it, left out."""
+    """Return the events of a session without times and cache figures."""
     done = events[-1]
     assert isinstance(done, Finished)
     timeless = replace(done.usage, duration_s=0.0, forward_steps=0, cached_tokens=0)
@@ -108,14 +108,14 @@ def gated(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 class Gate:
-    """Counts passes that wait to run, and passes that may."""
+    """Counts steps that wait to run, and steps that may."""
 
     def __init__(self) -> None:
         self.arrived = threading.Semaphore(0)
         self.turns = threading.Semaphore(0)
 
     def pass_on(self, count: int = 1) -> None:
-        """Let ``count`` passes through and wait until the next one stands at the gate."""
+        """Let ``count`` steps through and wait until the next one is at the gate."""
         for _ in range(count):
             self.turns.release()
             assert self.arrived.acquire(timeout=20)

@@ -103,7 +103,7 @@ def play(
     tolerance: float = 2e-5,
     every: int = 1,
 ) -> Script:
-    """Run a scripted session, prefill in ragged passes, and check the attention of every pass."""
+    """Run a scripted session, prefill in ragged steps, and check the attention of every step."""
     request = Request(
         ({"role": "user", "content": "Count to five together, please."},),
         workers=make_workers(num_workers),

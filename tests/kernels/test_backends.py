@@ -142,8 +142,8 @@ def test_auto_takes_flash_attn_then_torchs_own_then_triton(
 
 @pytest.mark.usefixtures("card")
 def test_torchs_own_refuses_a_softcap() -> None:
-    said = "^prefill_attention: wanted for 'varlen' a model without a softcap"
-    refused(said, "auto", "varlen", softcap=30.0)
+    message = "^prefill_attention: wanted for 'varlen' a model without a softcap"
+    refused(message, "auto", "varlen", softcap=30.0)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def cache(tmp_path: Path) -> Path:
     return folder
 
 
-def said_by_a_new_process(cache: Path, **environment: str) -> tuple[str, str]:
+def build_error_in_a_new_process(cache: Path, **environment: str) -> tuple[str, str]:
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "HOGWILD_CACHE": str(cache), **environment},
@@ -57,22 +57,22 @@ def test_where_there_is_a_compiler_there_is_the_compiled_code() -> None:
 
 @needs_compiler
 def test_it_is_built_once_and_kept(cache: Path, hasty: str) -> None:
-    assert said_by_a_new_process(cache, CC=hasty)[0] == "None"
+    assert build_error_in_a_new_process(cache, CC=hasty)[0] == "None"
     built = {file: file.stat().st_mtime_ns for file in (cache / "native").iterdir()}
     assert sorted(file.name.split("-")[0] for file in built) == ["bf16", "f32"]
-    assert said_by_a_new_process(cache, CC=hasty)[0] == "None"
+    assert build_error_in_a_new_process(cache, CC=hasty)[0] == "None"
     assert {file: file.stat().st_mtime_ns for file in (cache / "native").iterdir()} == built
 
 
 @needs_compiler
 def test_a_compiler_may_come_with_arguments(cache: Path, hasty: str) -> None:
-    assert said_by_a_new_process(cache, CC=f"{hasty} -DUNUSED")[0] == "None"
+    assert build_error_in_a_new_process(cache, CC=f"{hasty} -DUNUSED")[0] == "None"
     assert len(list((cache / "native").iterdir())) == 2
 
 
 def test_a_compiler_that_fails_is_named_once_and_nothing_is_kept(cache: Path) -> None:
-    said, log = said_by_a_new_process(cache, CC="false")
-    assert "false cannot build the native kernels" in said
+    error, log = build_error_in_a_new_process(cache, CC="false")
+    assert "false cannot build the native kernels" in error
     assert log.count("attention on the CPU runs on plain torch operators") == 1
     assert list((cache / "native").iterdir()) == []
 
@@ -80,7 +80,7 @@ def test_a_compiler_that_fails_is_named_once_and_nothing_is_kept(cache: Path) ->
 @needs_compiler
 def test_a_folder_that_cannot_be_written_is_no_obstacle(cache: Path, hasty: str) -> None:
     (cache / "native").write_text("not a folder")
-    assert said_by_a_new_process(cache, CC=hasty)[0] == "None"
+    assert build_error_in_a_new_process(cache, CC=hasty)[0] == "None"
 
 
 @needs_compiler

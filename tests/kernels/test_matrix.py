@@ -118,15 +118,15 @@ def test_a_row_does_not_feel_the_rows_beside_it(kind: torch.dtype, dtype: torch.
 
 
 @pytest.mark.parametrize(
-    ("weight", "said"),
+    ("weight", "message"),
     [
         (torch.zeros((16, 64), dtype=torch.float16), "got torch.float16"),
         (torch.zeros(24, 64), "rows in 16s"),
         (torch.zeros(16, 24), "multiple of 64 bytes"),
     ],
 )
-def test_what_it_cannot_multiply_is_refused(weight: torch.Tensor, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_it_cannot_multiply_is_refused(weight: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         matrix.Matrix(weight)
 
 

@@ -126,8 +126,8 @@ def _layer_shapes(model: Any, config: EngineConfig) -> tuple[list[LayerShape], l
     try:
         return rope_probe.layer_shapes(model, device)
     except RuntimeError as error:
-        said = " ".join(str(error).split())[:300]
-        detail = f"its {method} layers do not run in {model.dtype}: {said}; try another dtype"
+        reason = " ".join(str(error).split())[:300]
+        detail = f"its {method} layers do not run in {model.dtype}: {reason}; try another dtype"
         raise ModelRefusedError("forward", detail) from error
 
 

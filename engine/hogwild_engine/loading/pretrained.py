@@ -92,9 +92,9 @@ def resolve_device(device: str) -> torch.device:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        said = str(error).split("\n")[0]
+        reason = str(error).split("\n")[0]
         wanted = "'auto' or a torch device that is at hand"
-        raise ModelError(error_text("device", wanted, device, said)) from error
+        raise ModelError(error_text("device", wanted, device, reason)) from error
     return found
 
 
@@ -140,13 +140,13 @@ def _translated_errors(config: EngineConfig, source: Source) -> Iterator[None]:
     except HogwildError:
         raise
     except Exception as error:  # loaders of file formats raise errors of many types
-        said = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         if isinstance(error, OSError) and not source.local:
             near = difflib.get_close_matches(config.model, [EMBEDDED_MODEL])
             meant = f"did you mean {EMBEDDED_MODEL!r}? " if near else ""
             wanted = "a model of the hub, a folder, a .gguf file or 'smollm2-135m'"
             offline = " (offline)" if os.environ.get("HF_HUB_OFFLINE") else ""
-            todo = f"{meant}check the name and the connection{offline}: {said}"
+            todo = f"{meant}check the name and the connection{offline}: {reason}"
             raise ModelNotFoundError(error_text("model", wanted, config.model, todo)) from error
         wanted = "one that transformers loads"
-        raise ModelError(error_text("model", wanted, config.model, said)) from error
+        raise ModelError(error_text("model", wanted, config.model, reason)) from error

@@ -70,9 +70,9 @@ class FusedLlamaForward:
         self._shapes = shapes
         self._rotations = list(dict.fromkeys(shape.rotation for shape in shapes))
         kinds = [(shape.rotation, window) for shape, window in zip(shapes, windows, strict=True)]
-        views = list(dict.fromkeys(kinds))
-        self._view_of_layer = [views.index(kind) for kind in kinds]
-        self._first_layer_of_view = [kinds.index(kind) for kind in views]
+        distinct = list(dict.fromkeys(kinds))
+        self._kind_of_layer = [distinct.index(kind) for kind in kinds]
+        self._first_layer_of_kind = [kinds.index(kind) for kind in distinct]
         self._modules = list(model.model.layers)
         self._embedding: torch.Tensor = model.get_input_embeddings().weight.detach()
         self._norm = _norm(model.model.norm)
@@ -196,25 +196,25 @@ class FusedLlamaForward:
             lse=buffers.lse(heads),
         )
         q = activations.qkv[:, : heads * dim].unflatten(1, (heads, dim))
-        views = []
-        for index in self._first_layer_of_view:
+        kinds = []
+        for index in self._first_layer_of_kind:
             stored, table = tensors.cache.layers[index], tensors.tables[index]
             params, workspace = c_backend.attention_params(q, *stored, table, layer.scale)
             rope = cos_sin[self._shapes[index].rotation]
-            views.append(decoder_layers.View(params, workspace, *rope))
-        layers(x, tensors.cache.layers, views, activations, slots)
+            kinds.append(decoder_layers.LayerKind(params, workspace, *rope))
+        layers(x, tensors.cache.layers, kinds, activations, slots)
         return activations.output
 
     def _layers_in_c(self) -> decoder_layers.Layers | None:
         """The layers for the C code; ``None`` if sizes differ or a matrix is not in C."""
         made, sizes = [], set()
-        for layer, shape, view in zip(self._layers, self._shapes, self._view_of_layer, strict=True):
+        for layer, shape, kind in zip(self._layers, self._shapes, self._kind_of_layer, strict=True):
             modules = (layer.qkv, layer.out, layer.gate_up, layer.down)
             if not all(isinstance(module, NativeLinear | NativeInt8Linear) for module in modules):
                 return None
             qkv, out, gate_up, down = (module.matrix for module in modules)
             norms = (layer.before_attention, layer.before_mlp, layer.head_norms)
-            made.append(decoder_layers.LayerParts(qkv, out, gate_up, down, *norms, view))
+            made.append(decoder_layers.LayerParts(qkv, out, gate_up, down, *norms, kind))
             heads = (shape.num_kv_heads, shape.head_dim, layer.scale)
             sizes.add((*heads, qkv.columns, out.width, gate_up.columns))
         return decoder_layers.Layers(made, self._embedding.dtype) if len(sizes) == 1 else None

@@ -99,50 +99,56 @@ def attention_params(
     key = ("native", q.shape, q.stride(), pages, scale, softcap, threads)
     kept = table.derived.get(key)
     if kept is None:
-        width, columns = _columns(table, q.shape[0], *k_pages.shape[:2])
-        angles = table.cos.contiguous(), table.sin.contiguous()
+        max_pages, columns = _columns(table, q.shape[0], *k_pages.shape[:2])
+        cos, sin = table.cos.contiguous(), table.sin.contiguous()
         rows, heads, dim = q.shape
         page_stride, slot_stride, head_stride, _ = k_pages.stride()
         params = AttentionParams(
-            rows,
-            heads,
-            k_pages.shape[2],
-            dim,
-            q.stride(0),
-            page_stride,
-            slot_stride,
-            head_stride,
-            len(table.pages),
-            width,
-            k_pages.shape[1],
-            *(column.buffer_info()[0] for column in columns),
-            *(angle.data_ptr() for angle in angles),
-            scale,
-            softcap or 0,
-            threads,
-            has_amx(),
+            num_tokens=rows,
+            num_heads=heads,
+            num_kv_heads=k_pages.shape[2],
+            head_dim=dim,
+            q_stride=q.stride(0),
+            page_stride=page_stride,
+            slot_stride=slot_stride,
+            head_stride=head_stride,
+            num_reads=len(table.pages),
+            max_pages=max_pages,
+            page_size=k_pages.shape[1],
+            **{name: column.buffer_info()[0] for name, column in columns.items()},
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            scale=scale,
+            softcap=softcap or 0,
+            num_threads=threads,
+            use_amx=has_amx(),
         )
         workspace = torch.empty(threads * rows * heads * (dim + LANES + 1))
-        # params holds raw pointers into columns and angles: storing them here keeps that memory.
-        kept = table.derived[key] = (params, workspace, columns, angles)
+        # params holds raw pointers into columns, cos and sin: storing them here keeps that memory.
+        kept = table.derived[key] = (params, workspace, columns, cos, sin)
     return kept[0], kept[1]
 
 
 def _columns(
     table: BlockTable, num_rows: int, num_pages: int, page_size: int
-) -> tuple[int, list[array[int]]]:
+) -> tuple[int, dict[str, array[int]]]:
     """Return the length of the longest page list, and the int32 arrays of `AttentionParams`."""
     reads = table.checked_reads(num_rows, num_pages, page_size)
-    width = max((len(read.pages) for read in reads), default=0)
+    max_pages = max((len(read.pages) for read in reads), default=0)
     counts = [len(read.hi) for read in reads]
     pages, lo, hi = array("i"), array("i"), array("i")
     for read in reads:
-        pages.fromlist(read.pages + [0] * (width - len(read.pages)))
+        pages.fromlist(read.pages + [0] * (max_pages - len(read.pages)))
         lo.fromlist(read.lo(table.window))
         hi.fromlist(read.hi)
-    first_rows = array("i", [read.first_row for read in reads])
-    first_pairs = array("i", accumulate(counts[:-1], initial=0))
-    return width, [pages, first_rows, array("i", counts), first_pairs, lo, hi]
+    return max_pages, {
+        "pages": pages,
+        "first_query": array("i", [read.first_row for read in reads]),
+        "num_queries": array("i", counts),
+        "first_pair": array("i", accumulate(counts[:-1], initial=0)),
+        "lo": lo,
+        "hi": hi,
+    }
 
 
 def attend(

@@ -23,7 +23,7 @@ class Norm(NamedTuple):
 
 
 class LayerParts(NamedTuple):
-    """Matrices and norms of a layer, and the index of its `View`."""
+    """Matrices and norms of a layer, and the index of its `LayerKind`."""
 
     qkv: matrix.Matrix
     out: matrix.Matrix
@@ -32,10 +32,10 @@ class LayerParts(NamedTuple):
     before_attention: Norm
     before_mlp: Norm
     head_norms: tuple[torch.Tensor, torch.Tensor, float] | None
-    view: int
+    kind: int
 
 
-class View(NamedTuple):
+class LayerKind(NamedTuple):
     """What layers of one kind (same RoPE, same sliding window) attend to.
 
     ``params`` and ``workspace`` are `c_backend.attention_params`; ``cos`` and ``sin`` float32
@@ -77,7 +77,7 @@ class Layers:
             struct.before_attention = layer.before_attention.weight.data_ptr()
             struct.before_mlp = layer.before_mlp.weight.data_ptr()
             struct.attention_eps, struct.mlp_eps = layer.before_attention.eps, layer.before_mlp.eps
-            struct.view = layer.view
+            struct.kind = layer.kind
             if layer.head_norms:
                 of_query, of_key, struct.head_eps = layer.head_norms
                 struct.q_norm, struct.k_norm = of_query.data_ptr(), of_key.data_ptr()
@@ -93,7 +93,7 @@ class Layers:
         self,
         x: torch.Tensor,
         stored: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        views: Sequence[View],
+        kinds: Sequence[LayerKind],
         activations: Activations,
         slots: torch.Tensor,
     ) -> None:
@@ -103,7 +103,7 @@ class Layers:
         Args:
             x: ``[T, E]``, at most ``max_rows`` rows.
             stored: keys and values of each layer, ``[num_pages, page_size, KH, D]``.
-            views: `LayerParts.view` is an index into them.
+            kinds: `LayerParts.kind` is an index into them.
             activations: as many rows as ``x``.
             slots: see `hogwild_kernels.write_kv`.
         """
@@ -111,17 +111,19 @@ class Layers:
             for struct, (keys, values) in zip(self._structs, stored, strict=True):
                 struct.keys, struct.values = keys.data_ptr(), values.data_ptr()
             self._stored = stored
-        views_in_c = (structs.View * len(views))(
+        kinds_in_c = (structs.LayerKind * len(kinds))(
             *(
-                structs.View(ctypes.addressof(params), *(tensor.data_ptr() for tensor in tensors))
-                for params, *tensors in views
+                structs.LayerKind(
+                    ctypes.addressof(params), *(tensor.data_ptr() for tensor in tensors)
+                )
+                for params, *tensors in kinds
             )
         )
         buffers = structs.Activations(*(tensor.data_ptr() for tensor in activations))
         self._function(
             self._structs,
             len(self._structs),
-            views_in_c,
+            kinds_in_c,
             ctypes.byref(buffers),
             x.data_ptr(),
             x.shape[1],

@@ -48,5 +48,5 @@ CONSTANTS, STRUCTS = parse(HEADER.read_text(encoding="utf-8"))
 AttentionParams: Any = STRUCTS["AttentionParams"]
 Matrix: Any = STRUCTS["Matrix"]
 Layer: Any = STRUCTS["Layer"]
-View: Any = STRUCTS["View"]
+LayerKind: Any = STRUCTS["LayerKind"]
 Activations: Any = STRUCTS["Activations"]

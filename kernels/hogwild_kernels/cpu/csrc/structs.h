@@ -38,13 +38,14 @@ typedef struct {
   int32_t use_amx, is_int8;
 } Matrix;
 
-// One decoder layer. q_norm and k_norm may be null; view is an index into the array of Views.
+// One decoder layer. q_norm and k_norm may be null; kind is an index into the array of
+// LayerKinds.
 typedef struct {
   Matrix qkv, out, gate_up, down;
   const void *before_attention, *before_mlp, *q_norm, *k_norm;  // weights of RMS norms
   void *keys, *values;
   float attention_eps, mlp_eps, head_eps;
-  int32_t view;
+  int32_t kind;
 } Layer;
 
 // What layers of one kind (same RoPE, same sliding window) attend to.
@@ -52,7 +53,7 @@ typedef struct {
   const AttentionParams *params;
   float *workspace;        // [num_threads, T, H, D + LANES + 1]
   const float *cos, *sin;  // [T, D / 2]: RoPE at block-local positions
-} View;
+} LayerKind;
 
 // Activations that all layers reuse.
 typedef struct {
