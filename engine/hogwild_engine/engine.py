@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -166,7 +165,7 @@ class Engine:
         """Return the engine's numbers of this moment."""
         pool, scheduler = self._cache.pool, self._scheduler
         return EngineStats(
-            **asdict(self._recorder.totals),
+            **self._recorder.totals(),
             num_pages=pool.num_pages,
             free_pages=pool.num_free,
             page_size=pool.page_size,

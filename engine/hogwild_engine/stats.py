@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from hogwild_engine.api.events import Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What an engine has done since it was made.
+class EngineStats:
+    """An engine at one moment: what it has done since it was made, and what it holds.
 
     Args:
         steps: forward steps.
@@ -22,24 +23,6 @@ class Totals:
         worker_tokens: tokens sampled by workers of finished sessions.
         answer_tokens: tokens sampled for answers of finished sessions.
         forced_tokens: tokens that protocols wrote in finished sessions.
-    """
-
-    steps: int = 0
-    encoded_tokens: int = 0
-    forward_s: float = 0.0
-    busy_s: float = 0.0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    worker_tokens: int = 0
-    answer_tokens: int = 0
-    forced_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats(Totals):
-    """An engine at one moment: its totals, and what it holds.
-
-    Args:
         num_pages: pages in the pool.
         free_pages: pages that no session holds; they may be cached prefixes.
         page_size: tokens a page holds.
@@ -48,6 +31,15 @@ class EngineStats(Totals):
         waiting: sessions that wait for pages.
     """
 
+    steps: int
+    encoded_tokens: int
+    forward_s: float
+    busy_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    worker_tokens: int
+    answer_tokens: int
+    forced_tokens: int
     num_pages: int
     free_pages: int
     page_size: int
@@ -57,11 +49,30 @@ class EngineStats(Totals):
 
 
 class Recorder:
-    """Adds up totals. ``totals`` is replaced whole, so other threads may read it at any time."""
+    """Adds up what an engine does. Its two tuples are replaced as a whole, so other threads may
+    call `totals` at any time.
+    """
 
     def __init__(self) -> None:
-        self.totals = Totals()
+        self._of_steps = (0, 0, 0.0, 0.0)
+        self._of_sessions = (0, 0, 0, 0, 0)
         self._since = time.perf_counter()
+
+    def totals(self) -> dict[str, Any]:
+        """Return the fields of `EngineStats` that count since the engine was made."""
+        steps, encoded_tokens, forward_s, busy_s = self._of_steps
+        prompt, cached, worker, answer, forced = self._of_sessions
+        return {
+            "steps": steps,
+            "encoded_tokens": encoded_tokens,
+            "forward_s": forward_s,
+            "busy_s": busy_s,
+            "prompt_tokens": prompt,
+            "cached_tokens": cached,
+            "worker_tokens": worker,
+            "answer_tokens": answer,
+            "forced_tokens": forced,
+        }
 
     def wake(self) -> None:
         """Leave out the time until now: the engine was idle."""
@@ -69,24 +80,19 @@ class Recorder:
 
     def add_step(self, num_tokens: int, forward_s: float) -> None:
         """Add a step that ends now. It began at the end of the last one, or at `wake`."""
-        now, totals = time.perf_counter(), self.totals
-        self.totals = replace(
-            totals,
-            steps=totals.steps + 1,
-            encoded_tokens=totals.encoded_tokens + num_tokens,
-            forward_s=totals.forward_s + forward_s,
-            busy_s=totals.busy_s + now - self._since,
-        )
+        now = time.perf_counter()
+        steps, encoded, forward, busy = self._of_steps
+        busy += now - self._since
+        self._of_steps = (steps + 1, encoded + num_tokens, forward + forward_s, busy)
         self._since = now
 
     def add_session(self, usage: Usage) -> None:
         """Add a finished session."""
-        totals = self.totals
-        self.totals = replace(
-            totals,
-            prompt_tokens=totals.prompt_tokens + usage.prompt_tokens,
-            cached_tokens=totals.cached_tokens + usage.cached_tokens,
-            worker_tokens=totals.worker_tokens + sum(usage.worker_tokens.values()),
-            answer_tokens=totals.answer_tokens + usage.answer_tokens,
-            forced_tokens=totals.forced_tokens + usage.forced_tokens,
+        prompt, cached, worker, answer, forced = self._of_sessions
+        self._of_sessions = (
+            prompt + usage.prompt_tokens,
+            cached + usage.cached_tokens,
+            worker + sum(usage.worker_tokens.values()),
+            answer + usage.answer_tokens,
+            forced + usage.forced_tokens,
         )
