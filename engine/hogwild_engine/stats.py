@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from hogwild_engine.api.events import Usage
@@ -48,6 +48,10 @@ class EngineStats:
     waiting: int
 
 
+_TOTALS = [field.name for field in fields(EngineStats)][:9]
+"""What a `Recorder` counts: of steps, then of sessions."""
+
+
 class Recorder:
     """Adds up what an engine does. Its two tuples are replaced as a whole, so other threads may
     call `totals` at any time.
@@ -60,19 +64,7 @@ class Recorder:
 
     def totals(self) -> dict[str, Any]:
         """Return the fields of `EngineStats` that count since the engine was made."""
-        steps, encoded_tokens, forward_s, busy_s = self._of_steps
-        prompt, cached, worker, answer, forced = self._of_sessions
-        return {
-            "steps": steps,
-            "encoded_tokens": encoded_tokens,
-            "forward_s": forward_s,
-            "busy_s": busy_s,
-            "prompt_tokens": prompt,
-            "cached_tokens": cached,
-            "worker_tokens": worker,
-            "answer_tokens": answer,
-            "forced_tokens": forced,
-        }
+        return dict(zip(_TOTALS, (*self._of_steps, *self._of_sessions), strict=True))
 
     def wake(self) -> None:
         """Leave out the time until now: the engine was idle."""

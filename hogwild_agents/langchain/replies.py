@@ -150,24 +150,21 @@ class Reply:
 
     def _delta(self, worker: str, number: int, text: str) -> Block:
         """Return a delta. Merging concatenates equal keys, so ``extras`` is sent only once."""
-        block: Block = {
-            "type": "reasoning",
-            "reasoning": text,
-            "id": self.paragraph_id(worker, number),
-            "index": f"lc_{worker.casefold()}_{number}",
-        }
+        block = self._block(worker, number, text)
+        block["index"] = f"lc_{worker.casefold()}_{number}"
         if block["id"] not in self._begun:
             self._begun.add(block["id"])
             block["extras"] = {"worker": worker, "paragraph": number}
         return block
 
     def _whole(self, paragraph: Paragraph, place: int) -> Block:
-        return {
-            "type": "reasoning",
-            "reasoning": paragraph.text,
-            "id": self.paragraph_id(paragraph.worker, paragraph.number),
-            "extras": {"worker": paragraph.worker, "paragraph": paragraph.number, "index": place},
-        }
+        worker, number = paragraph.worker, paragraph.number
+        extras = {"worker": worker, "paragraph": number, "index": place}
+        return self._block(worker, number, paragraph.text) | {"extras": extras}
+
+    def _block(self, worker: str, number: int, text: str) -> Block:
+        block_id = self.paragraph_id(worker, number)
+        return {"type": "reasoning", "reasoning": text, "id": block_id}
 
     def _origin(self) -> dict[str, Any]:
         """Return the metadata that every chunk may repeat."""
