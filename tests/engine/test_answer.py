@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from hogwild_engine import Worker, make_workers
+from hogwild_engine import Protocol, Worker, make_workers
 from hogwild_engine.api.events import Step
 from hogwild_engine.api.layout import LAYOUTS
 from hogwild_engine.api.protocol import BOXED_PROMPT, CODE, INSTRUCT, PAPER
 from hogwild_engine.sessions.session import ScheduledStep
 from hogwild_engine.text.chat_template import ChatTemplate
 from model_harness import Script
-from session_harness import END, PROSE, TASK, SessionHarness, done, ends
+from session_harness import END, PROSE, TASK, SessionHarness, done, ends, own_text
 from streams import check_streams
 
 # The answer
@@ -165,7 +165,10 @@ def test_the_answer_sees_every_paragraph_and_open_text(sessions: SessionHarness)
     while script.session.finished is None:
         script.step(check=check)
     text = script.chat.decode([token for block in views[0] for token in block.tokens])
-    assert "**Alice [1]:** a.\n\n**Alice [2]:** still open\n\n**Bob [1]:** b c d e f\n\n" in text
+    assert (
+        "**Alice [1]:** a.\n\n**Alice [2]:** still open (unfinished)\n\n"
+        "**Bob [1]:** b c d e f (unfinished)\n\n"
+    ) in text
 
 
 def test_joined_paragraphs_are_the_answer_at_no_extra_step(sessions: SessionHarness) -> None:
@@ -182,13 +185,74 @@ def test_joined_paragraphs_are_the_answer_at_no_extra_step(sessions: SessionHarn
     check_streams(script.events)
 
 
-def test_a_join_that_runs_out_of_steps_says_length_and_holds_what_is_open(
+def test_a_join_that_runs_out_of_steps_says_length_and_leaves_out_what_is_open(
     sessions: SessionHarness,
 ) -> None:
     script = sessions.script({"Alice": [" a b.\n\n", " open"]}, answer="join", max_steps=5)
     script.run()
     assert done(script).finish_reason == "length"
-    assert done(script).text.startswith("a b.\n\nopen")
+    assert done(script).text == "a b."
+    assert [(p.text, p.complete) for p in done(script).paragraphs[:2]] == [
+        ("a b.", True),
+        ("open", False),
+    ]
+
+
+def test_a_join_of_nothing_but_cut_paragraphs_is_what_they_hold(sessions: SessionHarness) -> None:
+    script = sessions.script({"Alice": [" a"], "Bob": [" b"]}, answer="join", max_steps=1)
+    script.run()
+    assert done(script).finish_reason == "length"
+    assert done(script).text == "a\n\nb"
+
+
+def test_a_joined_answer_of_code_runs(sessions: SessionHarness) -> None:
+    texts: dict[str, list[str | int]] = {
+        "Alice": ["x = two(3)\n```\n", "flatten(nested)\n```\n", "return 1\n```\n"],
+        "Bob": ["def two(n):\n    return 2 * n\n```\n"],
+    }
+    protocol = replace(CODE, stagger=0)
+    script = sessions.script(texts, protocol=protocol, answer="join", max_steps=40)
+    script.run()
+    assert {p.text for p in done(script).paragraphs if p.complete} >= {
+        "```python\nx = two(3)\n```",
+        "```python\nflatten(nested)\n```",
+        "```python\nreturn 1\n```",
+    }
+    code = done(script).text.replace("```python", "").replace("```", "")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["x"] == 6
+
+
+def test_a_cut_paragraph_shows_and_keeps_no_start_of_a_header(sessions: SessionHarness) -> None:
+    script = sessions.script({"Alice": [" a b", " **", "Bob"]}, max_steps=4)
+    while not script.answering:
+        script.step()
+    assert [(p.text, p.complete) for p in script.parallel.history if p.worker == "Alice"] == [
+        ("a b", False)
+    ]
+    assert "**Bob" not in own_text(script, 0).removeprefix("**Alice [1]:**")
+    script.run()
+    check_streams(script.events)
+
+
+@pytest.mark.parametrize(("protocol", "mark"), [(PROSE, " (unfinished)"), (PAPER, "")])
+def test_the_writer_of_the_answer_reads_what_is_unfinished(
+    sessions: SessionHarness, protocol: Protocol, mark: str
+) -> None:
+    script = sessions.script({"Alice": [" a b"]}, protocol=protocol, max_steps=6)
+    while not script.answering:
+        script.step()
+    assert own_text(script, 0).endswith(" word" + mark)
+    assert not any("unfinished" in p.text for p in script.parallel.history)
+
+
+def test_a_cut_block_of_code_is_closed_before_the_mark(sessions: SessionHarness) -> None:
+    texts: dict[str, list[str | int]] = {"Alice": ["x = 1\n"], "Bob": ["y = 1\n"]}
+    script = sessions.script(texts, protocol=replace(CODE, stagger=0), max_steps=6)
+    while not script.answering:
+        script.step()
+    assert own_text(script, 0).endswith("\n```\n (unfinished)")
 
 
 def test_the_answer_is_bounded_by_max_tokens(sessions: SessionHarness) -> None:
@@ -272,7 +336,7 @@ def test_every_token_is_encoded_once(sessions: SessionHarness) -> None:
 
     while script.session.finished is None:
         script.step(check=check)
-    assert script.chat.decode(by_alice) == "**Alice [1]:** a b" + " word" * 4
+    assert script.chat.decode(by_alice) == "**Alice [1]:** a b" + " word" * 4 + " (unfinished)"
     usage = done(script).usage
     # Not encoded: the answer's last token. Bob's blank line is encoded in the history.
     assert encoded == usage.prompt_tokens + usage.forced_tokens + usage.output_tokens - 1

@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 
 from hogwild_engine import Grammar, Protocol
+from hogwild_engine.api.events import DraftDropped, DraftToken, Token, WorkerFinished
 from hogwild_engine.api.protocol import CODE
 from model_harness import Script
-from session_harness import END, PROSE, SessionHarness, common_text, ends, history, own_text, steps
+from session_harness import (
+    END,
+    PROSE,
+    SessionHarness,
+    common_text,
+    done,
+    ends,
+    history,
+    own_text,
+)
+from streams import check_streams
 
 
 def test_prose_that_repeats_is_rewound_and_its_weakest_token_banned(
@@ -243,7 +254,177 @@ def test_a_stub_in_the_stream_of_all_workers_is_never_rewound(sessions: SessionH
     assert ends(script)["Alice"] == "end_of_turn"
 
 
-def test_a_closed_fence_at_once_ends_the_worker(sessions: SessionHarness) -> None:
-    script = sessions.script({"Alice": ["```\n"]}, protocol=replace(CODE, stagger=0))
-    steps(script, 3)
-    assert ends(script) == {"Alice": "end_of_turn"}
+@pytest.mark.parametrize("leaves", ["```\n", END], ids=["closed fence", "end of turn"])
+def test_a_worker_that_has_written_nothing_stays_unless_it_insists(
+    sessions: SessionHarness, leaves: str | int
+) -> None:
+    protocol = replace(CODE, stagger=0)
+    code = "def add(a):\n    return a\n```\n"
+    script = sessions.script({"Alice": [leaves, code, leaves]}, protocol=protocol, max_steps=60)
+    while "Alice" not in ends(script):
+        script.step()
+    (text,) = [p[2] for p in history(script) if p[0] == "Alice"]
+    assert text.split("\n", 1)[1].strip() == "def add(a):\n    return a\n```"
+    assert ends(script)["Alice"] == "end_of_turn"
+    script = sessions.script({"Alice": [leaves] * 4}, protocol=protocol, max_steps=60)
+    while "Alice" not in ends(script):
+        script.step()
+        assert script.turns < 12
+    assert ends(script)["Alice"] in ("end_of_turn", "repeats")
+    assert not script.writers[0].block.tokens
+
+
+def test_a_worker_leaves_at_once_after_its_share(sessions: SessionHarness) -> None:
+    script = sessions.script({"Alice": [" My part.\n\n", END]}, protocol=PROSE)
+    while "Alice" not in ends(script):
+        script.step()
+    finished = script.of(WorkerFinished)[0]
+    assert (finished.worker, finished.reason) == ("Alice", "end_of_turn")
+    script.run()
+    assert done(script).end_steps["Alice"] == finished.step
+    assert set(done(script).end_steps) == {"Alice", "Bob"}
+
+
+# Items
+
+
+CODE_TASK = ({"role": "user", "content": "Write Python functions: add(a), sub(a), neg(a)."},)
+
+
+def code_script(sessions: SessionHarness, texts: dict[str, list[str | int]]) -> Script:
+    protocol = replace(CODE, stagger=0)
+    return sessions.script(texts, messages=CODE_TASK, protocol=protocol, max_steps=80)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    ["add(1)\n", "print(add(1))\n", "def is_add(a):\n", "assert add(1) == 1\n", "x = add(2)\n"],
+)
+def test_code_that_the_task_does_not_name_is_no_share_of_a_worker_that_wrote_what_it_names(
+    sessions: SessionHarness, extra: str
+) -> None:
+    done_add = "def add(a):\n    return a\n```\n"
+    script = code_script(
+        sessions,
+        {"Alice": [done_add, *[extra] * 4], "Bob": ["def sub(a):\n    # on and on and on"]},
+    )
+    while "Alice" not in ends(script):
+        script.step()
+        assert script.turns < 60
+    assert ends(script)["Alice"] == "repeats"
+    assert [p[2] for p in history(script) if p[0] == "Alice"] == [
+        "```python\ndef add(a):\n    return a\n```"
+    ]
+    assert extra.strip() not in common_text(script)
+
+
+def test_a_worker_whose_own_code_the_task_does_not_name_goes_on(sessions: SessionHarness) -> None:
+    texts: dict[str, list[str | int]] = {
+        "Alice": ["assert add(1)\n```\n", "assert sub(1)\n```\n", "assert neg(1)\n```\n", END]
+    }
+    script = code_script(sessions, texts)
+    while "Alice" not in ends(script):
+        script.step()
+    assert sum(p[0] == "Alice" for p in history(script)) == 3
+
+
+def test_a_function_that_another_wrote_is_rewound_inside_a_block_too(
+    sessions: SessionHarness,
+) -> None:
+    texts: dict[str, list[str | int]] = {
+        "Alice": ["def add(a):\n    return a\n```\n"],
+        "Bob": ["def sub(a):\n    return -a\n\n", "def add(", "def neg(a):\n    return 0\n```\n"],
+    }
+    script = code_script(sessions, texts)
+    while not any(p[0] == "Bob" for p in history(script)):
+        script.step()
+        assert script.turns < 60
+    assert [p[2] for p in history(script) if p[0] == "Bob"] == [
+        "```python\ndef sub(a):\n    return -a\n\ndef neg(a):\n    return 0\n```"
+    ]
+    script.run()
+    check_streams(script.events)
+
+
+LONG_LIST = " Sights to see, each of them worth an hour of your time in Rome, are:\n- The Forum\n"
+
+
+def test_a_line_of_a_list_is_written_once(sessions: SessionHarness) -> None:
+    texts: dict[str, list[str | int]] = {
+        "Alice": [LONG_LIST, "- Vatican Museums\n"],
+        "Bob": [
+            " Days are full of things that we can do, and here are some of the best:\n- Trevi\n",
+            "- Vatican Museums\n",
+            "- Pantheon\n",
+        ],
+    }
+    protocol = replace(PROSE, max_repeats=1)
+    script = sessions.script(texts, protocol=protocol, max_steps=70)
+    script.run()
+    shown = {p.worker: p.text for p in done(script).paragraphs}
+    assert sum(text.count("- Vatican Museums") for text in shown.values()) == 1
+    assert "- Pantheon" in shown["Bob"]
+    check_streams(script.events)
+
+
+def test_a_worker_that_repeats_lines_on_and_on_is_done_before_them(
+    sessions: SessionHarness,
+) -> None:
+    script = sessions.script(
+        {"Alice": [LONG_LIST, *["- The Forum\n"] * 9]},
+        protocol=replace(PROSE, max_repeats=1),
+        max_steps=90,
+    )
+    while "Alice" not in ends(script):
+        script.step()
+    assert ends(script)["Alice"] == "repeats"
+    (paragraph,) = [p for p in history(script) if p[0] == "Alice"]
+    assert paragraph[2].count("- The Forum") == 1
+    script.run()
+    check_streams(script.events)
+
+
+def test_a_sentence_that_comes_back_ends_its_paragraph(sessions: SessionHarness) -> None:
+    script = sessions.script(
+        {"Alice": [" We will bake a cake.", " Then we sing.", " We will bake a cake.", END]},
+        protocol=replace(PROSE, max_repeats=1),
+    )
+    while not history(script):
+        script.step()
+    assert history(script)[0][2] == "We will bake a cake. Then we sing. We will bake a cake."
+
+
+def test_the_task_counts_as_taken(sessions: SessionHarness) -> None:
+    task = "Plan a weekend in Rome: food, sights, transport and budget, for two people."
+    echo = f" {task}\n\n"
+    for max_repeats, texts in ((1, []), (None, [task])):
+        script = sessions.script(
+            {"Alice": [echo, END], "Bob": [" Of course.\n\n", END]},
+            messages=({"role": "user", "content": task},),
+            protocol=replace(PROSE, max_repeats=max_repeats),
+        )
+        script.run()
+        assert [p[2] for p in history(script) if p[0] == "Alice"][:1] == texts
+
+
+def test_a_draft_is_told_before_it_counts_and_so_is_its_end(sessions: SessionHarness) -> None:
+    texts: dict[str, list[str | int]] = {
+        "Alice": ["def add(a):\n    return a\n```\n"],
+        "Bob": ["def add(", "def sub(a):\n    return -a\n```\n"],
+    }
+    script = code_script(sessions, texts)
+    while not any(p[0] == "Bob" for p in history(script)):
+        script.step()
+    told, dropped, shown = "", "", ""
+    for event in script.events:
+        if getattr(event, "worker", "") != "Bob":
+            continue
+        if isinstance(event, DraftToken):
+            told += event.text
+        elif isinstance(event, DraftDropped):
+            assert event.text == told
+            dropped, told = dropped + event.text, ""
+        elif isinstance(event, Token):
+            shown, told = shown + event.text, ""
+    assert "def add" in dropped
+    assert shown == "```python\ndef sub(a):\n    return -a\n```"

@@ -138,6 +138,36 @@ class Token(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class DraftToken(Event):
+    """A worker's paragraph grew by text that may still be rewound.
+
+    Such texts add up until a `Token` brings what stands of them, or `DraftDropped` says that they
+    were rewound.
+    """
+
+    type: ClassVar[str] = "draft"
+    step: int
+    worker: str
+    paragraph: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDropped(Event):
+    """Text of a paragraph was rewound: it repeats other text, or says nothing.
+
+    Args:
+        text: what came as `DraftToken` since the last `Token`; what stands of it comes again.
+    """
+
+    type: ClassVar[str] = "draft_dropped"
+    step: int
+    worker: str
+    paragraph: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ParagraphFinished(Event):
     """A paragraph was added to the history at ``index`` (from 0)."""
 
@@ -220,6 +250,7 @@ class Finished(Event):
         usage: tokens, steps and time.
         seed: the seed of the session's sampling.
         ends: why each worker of a team stopped, by name.
+        end_steps: the step in which it stopped, by name.
         thought: the thinking section of a single worker.
         calls: the answer's tool calls; the last one may be cut.
         logprobs: the answer's tokens, if the request asked for log probabilities.
@@ -232,6 +263,7 @@ class Finished(Event):
     usage: Usage
     seed: int
     ends: dict[str, WorkerEnd] = field(default_factory=dict)
+    end_steps: dict[str, int] = field(default_factory=dict)
     thought: str = ""
     calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenProbability, ...] = ()

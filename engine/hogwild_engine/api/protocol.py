@@ -62,6 +62,8 @@ class Protocol:
             interventions.
         stops_on_boxed: end the parallel phase when a finished paragraph has a non-empty
             ``\\boxed{…}``.
+        unfinished: text behind a paragraph that the end of the parallel phase cut, for the writer
+            of the final answer.
         final_prompt: forced text before the final answer. "close": close the thinking section; for
             models without one, end the assistant's turn and ask ``final_question``.
         final_question: user message that asks for the final answer.
@@ -92,6 +94,7 @@ class Protocol:
     intervention: str = "Quick check: am I doing redundant work? (yes/no):"
     intervention_tokens: int | None = None
     stops_on_boxed: bool = False
+    unfinished: str = " (unfinished)"
     final_prompt: str = "close"
     final_question: str = (
         "Now write the complete final answer to my request, using all that was written above."
@@ -205,6 +208,7 @@ PAPER = Protocol(
     forbids_headers=False,
     intervention_tokens=1024,
     stops_on_boxed=True,
+    unfinished="",
 )
 
 PRESETS: Mapping[str, Protocol] = MappingProxyType({p.name: p for p in (PAPER, INSTRUCT, CODE)})

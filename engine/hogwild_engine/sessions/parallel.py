@@ -9,7 +9,7 @@ ends a paragraph (`_end_paragraph`) or stops (`_retire`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from hogwild_engine.api import events
 from hogwild_engine.api.events import Paragraph, Usage, WorkerEnd
@@ -24,7 +24,10 @@ from hogwild_engine.sessions.writer import Draft, Writer
 from hogwild_engine.step.batch import view_len
 from hogwild_engine.step.sampling import SampledToken
 from hogwild_engine.text import paragraphs
+from hogwild_engine.text.joining import join_paragraphs
+from hogwild_engine.text.messages import user_text
 from hogwild_engine.text.prompt import missing_newlines
+from hogwild_engine.text.stop_strings import held_back_len
 
 
 class ParallelPhase(Team):
@@ -49,7 +52,8 @@ class ParallelPhase(Team):
         self.protocol = protocol
         self.step = 0
         self._num_forced = len(context.final_prompt)
-        self._repeat_rule = RepeatRule(protocol, active=not layout.single_stream)
+        task = user_text(request.messages)
+        self._repeat_rule = RepeatRule(protocol, task, active=not layout.single_stream)
         self._since_intervention = 0
         self._stopped = self._closed = False
         self._end_reason: WorkerEnd = "stop"  # of workers that still write when the phase ends
@@ -102,7 +106,9 @@ class ParallelPhase(Team):
         self._close()
         if context.request.answer == "write":
             return AnswerPhase.of_team(context, self, self.protocol)
-        text = "\n\n".join(paragraph.text for paragraph in self.history)
+        whole = [paragraph.text for paragraph in self.history if paragraph.complete]
+        texts = whole or [paragraph.text for paragraph in self.history]
+        text = join_paragraphs(texts, code=self._repeat_rule.is_code)
         if text:
             context.emit(events.AnswerToken(text))
         return FinishedPhase(context, self.blocks, self, text, "stop", self.usage())
@@ -221,14 +227,18 @@ class ParallelPhase(Team):
             self._end_paragraph(draft, header, cut=True)
             return
         if self._repeat_rule.is_code and draft.own_text().lstrip().startswith("```"):
-            self._retire(writer, "end_of_turn")  # it closes the forced fence: nothing is left
+            self._leave(draft)  # it closes the forced fence: nothing is left
             return
         if not draft.committed and self._rewound_as_repeat(draft):
+            return
+        if draft.committed and self._repeat_rule.active and self._rewound_at_item(draft):
             return
         end = None
         if not self.layout.single_stream:
             rule, min_chars = self.protocol.paragraph_end, self.protocol.min_chars
             end = paragraphs.paragraph_end(draft.text, before, rule, min_chars)
+            if end is None and self._repeat_rule.loops(draft):
+                end = len(draft.text)
         if end is not None:
             self._end_paragraph(draft, end, cut=bool(draft.text[end:].strip()))
         else:
@@ -236,6 +246,7 @@ class ParallelPhase(Team):
 
     def _go_on(self, draft: Draft, token: int) -> None:
         self._show(draft, draft.show())
+        self._show_draft(draft)
         self._context.pending.append(draft.writer.block, [token], draft, samples=True)
 
     # Paragraphs
@@ -282,6 +293,7 @@ class ParallelPhase(Team):
         )
         self._context.pending.append(writer.block, tokens, draft, samples=True)
         self._show(draft, draft.show())
+        self._show_draft(draft)
 
     def _end_turn(self, draft: Draft, token: SampledToken) -> None:
         """Act on an end-of-turn token, which ends a paragraph, a worker or the session."""
@@ -302,8 +314,23 @@ class ParallelPhase(Team):
                 draft.add(token)
                 self._rewind(draft, keep)
                 return
+            draft.add(token)
+            self._leave(draft)
+            return
         self._retire(writer, "end_of_turn")
         self._stopped = self._stopped or (ends_session and draft.constraint is None)
+
+    def _leave(self, draft: Draft) -> None:
+        """Let the worker stop; if it has finished nothing yet, only after a few rewinds.
+
+        Its last sampled token says that nothing is left to write.
+        """
+        writer, rule = draft.writer, self._repeat_rule
+        wrote = any(paragraph.worker == writer.name for paragraph in self.history)
+        if not wrote and rule.active and rule.allows_rewind(draft):
+            self._rewind(draft, len(draft.sampled) - 1)
+        else:
+            self._retire(writer, "end_of_turn")
 
     def _end_paragraph(
         self, draft: Draft, length: int, *, cut: bool, is_last: bool = False
@@ -384,9 +411,11 @@ class ParallelPhase(Team):
             return
         draft, writer.draft, writer.done = writer.draft, None, True
         if draft is not None and not self.layout.single_stream and not self._in_history(writer):
+            self._drop_draft(draft)
             self._context.pending.drop(writer.block, draft.start)
             writer.block.truncate(draft.start)
         self.ends[writer.name] = reason
+        self.end_steps[writer.name] = self._current_step
         self._context.emit(events.WorkerFinished(self._current_step, writer.name, reason))
 
     def _in_history(self, writer: Writer) -> bool:
@@ -398,29 +427,76 @@ class ParallelPhase(Team):
         self._closed = True
         self._context.pending.stop_sampling()
         for writer in self.writers:
-            if writer.draft is not None and self._repeat_rule.has_content(writer.draft):
-                self._add_to_history(writer.draft, None, complete=False)
+            draft = writer.draft
+            if draft is not None:
+                self._cut(draft)
             self._retire(writer, self._end_reason)
+
+    def _cut(self, draft: Draft) -> None:
+        """Add an open paragraph with content to the history as it stands, without the start of a
+        header.
+        """
+        block, mark = draft.writer.block, self.protocol.unfinished
+        length = len(draft.text) - held_back_len(draft.text, self._forbidden)
+        if not self._repeat_rule.has_content(draft, length):
+            return
+        closing = "\n```\n" if paragraphs.fence_is_open(draft.text[:length]) else ""
+        if length < len(draft.text):
+            stop = draft.base + draft.tokens_within(length)
+            self._context.pending.drop(block, stop)
+            block.truncate(stop)
+        self._add_to_history(draft, length, complete=False)
+        if mark and self._context.request.answer == "write" and not self.layout.single_stream:
+            tokens = self._context.chat.encode(closing + mark)
+            self._num_forced += len(tokens)
+            self._context.pending.append(block, tokens, draft)
 
     # Rewinds
 
     def _rewound_as_repeat(self, draft: Draft, *, ended: bool = False) -> bool:
         """Rewind the paragraph if it starts like another one; return whether it does."""
-        others = [p.text for p in (*self._context.request.history, *self.history)]
-        others += [w.draft.text for w in self.writers if w.draft and w.draft.registered]
-        keep = self._repeat_rule.commit(draft, others, ended=ended)
+        own = [p.text for p in self._paragraphs() if p.worker == draft.writer.name]
+        keep = self._repeat_rule.commit(draft, own, self._others_than(draft), ended=ended)
         if keep is None:
             return False
         self._rewind(draft, keep)
         return True
+
+    def _rewound_at_item(self, draft: Draft) -> bool:
+        """Rewind the item that stands elsewhere already; return whether there is one.
+
+        After enough rewinds, the paragraph ends before it, and its worker stops.
+        """
+        item = self._repeat_rule.repeated_item(draft, self._others_than(draft))
+        if item is None:
+            return False
+        if self._repeat_rule.allows_rewind(draft):
+            self._rewind(draft, draft.least_probable(item.start, item.stop))
+        else:
+            self._end_paragraph(draft, item.start, cut=True, is_last=True)
+            self._retire(draft.writer, "repeats")
+        return True
+
+    def _paragraphs(self) -> Iterator[Paragraph]:
+        """Yield the finished paragraphs, of earlier turns too."""
+        yield from self._context.request.history
+        yield from self.history
+
+    def _others_than(self, draft: Draft) -> list[str]:
+        """Return the texts that the draft must not repeat."""
+        drafts = (writer.draft for writer in self.writers)
+        open_texts = [d.text for d in drafts if d and d is not draft and d.registered]
+        return [*(paragraph.text for paragraph in self._paragraphs()), *open_texts]
 
     def _rewind(self, draft: Draft, keep: int) -> None:
         """Rewind to the first ``keep`` tokens, or retire the worker that was rewound enough."""
         if not self._repeat_rule.allows_rewind(draft):
             self._retire(draft.writer, "repeats")
             return
+        self._drop_draft(draft)
         token = draft.rewind(keep)
         self._context.pending.append(draft.writer.block, [token], draft, samples=True)
+        self._show_draft(draft)
 
     # Events
 
@@ -434,3 +510,17 @@ class ParallelPhase(Team):
             writer = draft.writer
             event = events.Token(self._current_step, writer.name, writer.paragraph, text)
             self._context.emit(event)
+
+    def _show_draft(self, draft: Draft) -> None:
+        if text := draft.show_draft():
+            writer = draft.writer
+            self._context.emit(
+                events.DraftToken(self._current_step, writer.name, writer.paragraph, text)
+            )
+
+    def _drop_draft(self, draft: Draft) -> None:
+        if text := draft.drop_draft():
+            writer = draft.writer
+            self._context.emit(
+                events.DraftDropped(self._current_step, writer.name, writer.paragraph, text)
+            )

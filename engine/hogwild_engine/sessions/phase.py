@@ -73,6 +73,7 @@ class Team(Phase):
     Attributes:
         history: finished paragraphs, in order.
         ends: why each worker stopped, by name.
+        end_steps: the step in which it stopped, by name.
         cut_short: the phase ended before the workers did.
         header_starts: the texts that open a worker's header.
     """
@@ -81,6 +82,7 @@ class Team(Phase):
         super().__init__(context, [context.common])
         self.history: list[Paragraph] = []
         self.ends: dict[str, WorkerEnd] = {}
+        self.end_steps: dict[str, int] = {}
         self.cut_short = False
         self.header_starts: list[str] = []
 
@@ -121,7 +123,9 @@ class FinishedPhase(Phase):
         if team.cut_short and not (answer and context.request.constrains_answer):
             reason = "length"
         history, seed = tuple(team.history), context.sampling.seed
-        self.event = Finished(text, reason, history, usage, seed, team.ends, **answer)
+        self.event = Finished(
+            text, reason, history, usage, seed, team.ends, team.end_steps, **answer
+        )
         context.emit(self.event)
 
     def usage(self) -> Usage:

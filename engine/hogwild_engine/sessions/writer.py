@@ -49,7 +49,7 @@ class Draft:
         base: length of the writer's block before the first sampled token.
         watched: strings that end the text where they begin; a beginning of one is held back.
         strips: leave out white space at the text's two ends.
-        committed: whether text may be shown; a paragraph that may still be rewound is not.
+        committed: whether text may be shown; a paragraph whose start may be rewound is not.
         constraint: the grammar that sampled tokens are held to, the forced start left out.
 
     Attributes:
@@ -57,6 +57,7 @@ class Draft:
         shown: what was shown of it.
         sampled: the sampled tokens that stand.
         registered: whether other paragraphs must not start like this one.
+        settled: length of the text behind which an item may be rewound; ``None`` if none may.
         rewinds: how often it was rewound.
         banned_ids: token ids that rewinds banned, by place in the paragraph.
         text_ends: length of the text after each sampled token.
@@ -84,11 +85,13 @@ class Draft:
         self.committed = committed
         self.constraint = constraint
         self.registered = False
+        self.settled: int | None = None
         self.rewinds = 0
         self.shown = ""
         self._chat = chat
         self._watched = watched
         self._num_shown = 0
+        self._drafted = ""
         self.banned_ids: dict[int, set[int]] = {}
         self._reset()
 
@@ -151,7 +154,7 @@ class Draft:
         """
         self.banned_ids.setdefault(keep, set()).add(self.sampled[keep].token)
         self.rewinds += 1
-        self.registered = False
+        self.registered = self.registered and self.committed
         if self.constraint is not None:
             self.constraint.rollback(len(self.sampled))
         kept = self.sampled[:keep]
@@ -161,14 +164,34 @@ class Draft:
         block, last = self.writer.block, self.base + keep - 1
         token = block.tokens[last]
         block.truncate(last)
+        if self.settled is not None:
+            self.settled = min(self.settled, len(self.text))
         return token
 
     def show(self) -> str:
         """Return the text that may be shown now and was not before."""
         if not self.committed:
             return ""
+        return self._show_to(self._text_not_held()[: self.settled])
+
+    def show_draft(self) -> str:
+        """Return the text that grew and may still be rewound."""
+        draft = self._text_not_held()[self._num_shown :]
+        if not draft.strip():
+            return ""
+        fresh = draft[len(self._drafted) :]
+        self._drafted = draft
+        return fresh
+
+    def drop_draft(self) -> str:
+        """Return what `show_draft` returned since the last text was shown, and forget it."""
+        dropped, self._drafted = self._drafted, ""
+        return dropped
+
+    def _text_not_held(self) -> str:
+        """Return the text without an end that may become a watched string."""
         held = stop_strings.held_back_len(self.text, self._watched)
-        return self._show_to(self.text[: len(self.text) - held])
+        return self.text[: len(self.text) - held]
 
     def finish(self, length: int | None = None, *, closes_fence: bool = False) -> str:
         """Close the text, cut to ``length`` characters, and return what was not shown of it.
@@ -190,5 +213,7 @@ class Draft:
         self._num_shown = max(self._num_shown, stop)
         if self.strips and not self.shown:
             fresh = fresh.lstrip()
+        if fresh:
+            self._drafted = ""
         self.shown += fresh
         return fresh

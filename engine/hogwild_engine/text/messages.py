@@ -30,12 +30,19 @@ def add_to_user(messages: Sequence[Message], text: str, *, first: bool) -> list[
     return [*messages[:place], {**messages[place], "content": joined}, *messages[place + 1 :]]
 
 
+def user_text(messages: Sequence[Message]) -> str:
+    """Return what the users' messages say."""
+    contents = [message["content"] for message in messages if message["role"] == "user"]
+    parts = [part for content in contents for part in _parts(content)]
+    return "\n\n".join(part["text"] for part in parts if part.get("type") == "text")
+
+
 def join_contents(before: Any, after: Any) -> Any:
     """Join two contents with a blank line between them."""
     if isinstance(before, str) and isinstance(after, str):
         return f"{before}\n\n{after}"
-    parts = [
-        [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-        for content in (before, after)
-    ]
-    return [*parts[0], {"type": "text", "text": "\n\n"}, *parts[1]]
+    return [*_parts(before), {"type": "text", "text": "\n\n"}, *_parts(after)]
+
+
+def _parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())

@@ -20,7 +20,12 @@ _LINE_WITHOUT_CODE = re.compile(r"^\s*(?:#.*|@.*|import\b.*|from\b.*|```.*)?$")
 _DOCSTRING = re.compile(r"^[ \t]*[rR]?(\"\"\"|\'\'\').*?(?:\1|\Z)", re.MULTILINE | re.DOTALL)
 _EMPTY_BODY = r"(?P<empty>pass|\.\.\.|raise NotImplementedError\b.*?)?\s*(?:#.*)?$"
 _STUB_LINE = re.compile(rf"^\s*(?P<head>(?:async )?def\b.*:\s*)?{_EMPTY_BODY}")
+_DEFINITION = re.compile(r"^(?:async def|def|class) +(\w+)")
+_DEFINITION_STARTS = ("async def ", "def ", "class ")
+_LIST_MARKER = re.compile(r"^\s*(?:(?:[-•+]|\d+[.)])\s+|\*(?!\*)\s*)")
+_SENTENCE = re.compile(r"[^.!?]+[.!?]+(?=\s|$)")
 _COMPARED_WORDS = 12
+_LOOPED_WORDS = 4
 
 
 class ParagraphStart(NamedTuple):
@@ -200,6 +205,77 @@ def repeats_any(key: str, others: Iterable[str], *, code: bool) -> bool:
 
 def _trigrams(words: list[str]) -> set[tuple[str, ...]]:
     return {tuple(words[i : i + 3]) for i in range(len(words) - 2)}
+
+
+class Item(NamedTuple):
+    """A part of a paragraph that is an item of its own: a function, or an item of a list.
+
+    Args:
+        start: index of its first character in the paragraph.
+        stop: index after the part that is compared.
+        key: its normalized text; ``None`` if too little of it is written yet.
+    """
+
+    start: int
+    stop: int
+    key: str | None
+
+
+def items(text: str, since: int, *, code: bool) -> Iterator[Item]:
+    """Yield the items of a paragraph that start at ``since`` or later.
+
+    In code these are functions and classes at the left margin; the key of ``def area(r):`` is "def
+    area". In prose these are the lines of lists; their keys are the first twelve words, without the
+    marker, in lower case.
+    """
+    start = 0
+    for line in text.splitlines(keepends=True):
+        if start >= since and (item := (_code_item if code else _list_item)(line)):
+            yield Item(start + item.start, start + item.stop, item.key)
+        start += len(line)
+
+
+def _code_item(line: str) -> Item | None:
+    found = re.match(r"((?:async def|def|class) +\w+) *[(:]", line)
+    if found:
+        return Item(0, found.end(1), " ".join(found.group(1).split()))
+    begins = any(start.startswith(line) or line.startswith(start) for start in _DEFINITION_STARTS)
+    return Item(0, len(line), None) if begins and not line.endswith("\n") else None
+
+
+def _list_item(line: str) -> Item | None:
+    marker = _LIST_MARKER.match(line)
+    if marker is None:
+        begins = re.match(r"\s*(?:[-•+]|\d+[.)]?)?$", line) and not line.endswith("\n")
+        return Item(0, len(line), None) if begins else None
+    words = list(re.finditer(r"\w+", line[marker.end() :]))[: _COMPARED_WORDS + 1]
+    if len(words) <= _COMPARED_WORDS and not line.endswith("\n"):
+        return Item(0, len(line), None)
+    words = words[:_COMPARED_WORDS]
+    stop = marker.end() + (words[-1].end() if words else 0)
+    return Item(0, stop, " ".join(word.group().lower() for word in words))
+
+
+def repeats_line(key: str, lines: Iterable[str], *, code: bool) -> bool:
+    """Return whether an item repeats one of ``lines``: as `repeats_any` compares, line by line."""
+    if code:
+        return any((item := _code_item(line)) and item.key == key for line in lines)
+    bare = (_LIST_MARKER.sub("", line) for line in lines)
+    return bool(key) and repeats_any(key, bare, code=False)
+
+
+def repeats_sentence(text: str) -> bool:
+    """Return whether prose ends in a sentence of four words or more that it holds already."""
+    if not text.endswith((".", "!", "?")):
+        return False
+    *before, last = [found.split() for found in _SENTENCE.findall(text)] or [[]]
+    return len(last) >= _LOOPED_WORDS and last in before
+
+
+def defined_name(key: str) -> str | None:
+    """Return the name that the code with this key defines: "area" for "def area"."""
+    found = _DEFINITION.match(key)
+    return found and found.group(1)
 
 
 # Structure
