@@ -120,6 +120,13 @@ def run(
         QuantizationName, typer.Option(help="int8 is faster on the CPU and less exact.")
     ] = "none",
     threads: Threads = None,
+    show: Annotated[
+        Literal["answer", "workers"] | None,
+        typer.Option(
+            help="answer: the answer alone. workers: also who wrote what, and figures, on standard "
+            "error. Default: a live view on a terminal, else the answer."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per event.")
     ] = False,
@@ -140,7 +147,7 @@ def run(
     config = EngineConfig(
         model=model, quantization=quantization, device=device, num_threads=threads
     )
-    _serve(config, request, as_json=as_json, debug=debug)
+    _serve(config, request, as_json=as_json, shown=show, debug=debug)
 
 
 @app.command()
@@ -150,7 +157,7 @@ def demo(threads: Threads = None, debug: Debug = False) -> None:
 
     config = replace(CONFIG, num_threads=threads)
     print(textwrap.fill(f"Task: {TASK}", 80), end="\n\n", flush=True)
-    _serve(config, REQUEST, debug=debug)
+    _serve(config, REQUEST, shown=None if sys.stdout.isatty() else "workers", debug=debug)
 
 
 @app.command()
@@ -190,13 +197,20 @@ def bench(
         terminal.bench(config, as_json=as_json)
 
 
-def _serve(config: EngineConfig, request: Request, *, as_json: bool = False, debug: bool) -> None:
+def _serve(
+    config: EngineConfig,
+    request: Request,
+    *,
+    as_json: bool = False,
+    shown: Literal["answer", "workers"] | None = None,
+    debug: bool,
+) -> None:
     from hogwild_agents.cli import terminal
 
     if not debug:
         terminal.silence_libraries()
     with terminal.ending_on_sigterm(), closing(terminal.load(config)) as engine:
-        terminal.show(engine, request, as_json=as_json)
+        terminal.show(engine, request, as_json=as_json, shown=shown)
 
 
 def _task(prompt: str) -> str:

@@ -72,7 +72,7 @@ def _columns(workers: dict[str, WorkerState], width: int, height: int, most: int
     if num_lines < 1:
         return _one_line_each(workers, height)
     panels = [
-        _panel(_title(name, worker), worker.text, _color(workers, name), num_lines)
+        _panel(_title(name, worker), worker.shown, _color(workers, name), num_lines)
         for name, worker in workers.items()
     ]
     grid = Table.grid(expand=True)
@@ -92,7 +92,8 @@ def _one_line_each(workers: dict[str, WorkerState], height: int) -> RenderableTy
     grid.add_column(ratio=1)
     for name, worker in shown:
         grid.add_row(
-            Text.assemble(_title(name, worker), style=_color(workers, name)), Tail(worker.text, 1)
+            Text.assemble(_title(name, worker), style=_color(workers, name)),
+            Tail(worker.shown, 1),
         )
     if len(shown) < len(workers):
         grid.add_row(Text(f"and {len(workers) - len(shown)} more", style="dim"))
@@ -181,7 +182,9 @@ class LiveView:
         if thought := finished.thought.strip():
             self._console.print(Text("Thoughts:", style="bold"))
             self._console.print(Text(printable(thought)), "", sep="\n")
-        if len(self._state.workers) > 1 or thought:
-            self._console.print(Text("Answer:", style="bold"))
-        self._console.print(Text(printable(finished.text).strip()), "", sep="\n")
+        joined = "\n\n".join(p.text for p in finished.paragraphs if p.complete)
+        if not finished.paragraphs or finished.text != joined:  # else all of it is there already
+            if len(self._state.workers) > 1 or thought:
+                self._console.print(Text("Answer:", style="bold"))
+            self._console.print(Text(printable(finished.text).strip()), "", sep="\n")
         self._console.print(Text(summary(finished), style="dim"))

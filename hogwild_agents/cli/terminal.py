@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, track
 from rich.text import Text
 
 from hogwild_agents.cli.live_view import LiveView
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from hogwild_engine.api.config import EngineConfig
     from hogwild_engine.api.request import Request
     from hogwild_engine.engine import Engine
+
+Shown = Literal["answer", "workers"]
 
 # The libraries read these when they are imported.
 QUIET = {
@@ -51,18 +54,61 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def load(config: EngineConfig) -> Engine:
-    """Load an engine, with a spinner on a terminal."""
-    with _progress(f"Loading {config.model}"):
+    """Load an engine; on a terminal, a spinner names what it does and for how long."""
+    with _loading(config.model):
         from hogwild_engine.engine import Engine
 
         return Engine(config)
 
 
-def show(engine: Engine, request: Request, *, as_json: bool = False) -> None:
-    """Answer the request and print its events. An exception cancels the session."""
+class _PhaseHandler(logging.Handler):
+    """Takes what the loader says it does."""
+
+    def __init__(self, show_phase: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._show_phase = show_phase
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.INFO:
+            self._show_phase(record.getMessage())
+
+
+@contextmanager
+def _loading(model: str) -> Iterator[None]:
+    log = logging.getLogger("hogwild_engine.loading")
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    disable, console = not sys.stderr.isatty(), Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=disable) as spinner:
+        task = spinner.add_task(f"Loading {model}", total=None)
+
+        def show_phase(phase: str) -> None:
+            spinner.update(task, description=f"Loading {model}: {phase}")
+
+        handler, level = _PhaseHandler(show_phase), log.level
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+            log.removeHandler(handler)
+
+
+def show(
+    engine: Engine, request: Request, *, as_json: bool = False, shown: Shown | None = None
+) -> None:
+    """Answer the request and print its events. An exception cancels the session.
+
+    Args:
+        engine: answers it.
+        request: what to do.
+        as_json: print every event.
+        shown: "answer", or "workers" too, on standard error. ``None``: a live view on a terminal,
+            else the answer.
+    """
     handle = engine.submit(request)
     try:
-        with _view(request, as_json=as_json) as view:
+        with _view(request, as_json=as_json, shown=shown) as view:
             for event in handle:
                 view.show(event)
     finally:
@@ -115,10 +161,10 @@ def _progress(text: str) -> AbstractContextManager[Any]:
     return console.status(Text(text)) if sys.stderr.isatty() else nullcontext()
 
 
-def _view(request: Request, *, as_json: bool) -> View:
+def _view(request: Request, *, as_json: bool, shown: Shown | None) -> View:
     if as_json:
         return JsonView(sys.stdout)
     console = Console(highlight=False)
-    if sys.stdout.isatty() and console.is_interactive:
+    if shown is None and sys.stdout.isatty() and console.is_interactive:
         return LiveView(console, [worker.name for worker in request.workers])
-    return PlainView(sys.stdout)
+    return PlainView(sys.stdout, sys.stderr if shown == "workers" else None)

@@ -57,43 +57,40 @@ class JsonView(_StreamView):
 
 
 class PlainView(_StreamView):
-    """Prints each finished paragraph, then thoughts and answer while they are written, then a
-    summary.
+    """Prints the answer while it is written.
+
+    Args:
+        out: takes the answer and nothing else.
+        log: takes finished paragraphs, thoughts and a summary; ``None`` leaves them out.
     """
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, log: TextIO | None = None) -> None:
         super().__init__(out)
-        self._printed_paragraphs = False
-        self._printed_thoughts = False
-        self._printed_answer = False
+        self._log = log
+        self._thinks = False
+        self._answers = False
 
     def show(self, event: Event) -> None:
         match event:
             case ParagraphFinished(paragraph=paragraph):
-                self._printed_paragraphs = True
-                self._write("".join(titled(paragraph)) + "\n\n")
+                self._tell("".join(titled(paragraph)) + "\n\n")
             case ThoughtToken(text=text):
-                self._thought(printable(text))
+                self._tell(printable(text) if self._thinks else "Thoughts:\n" + text.lstrip())
+                self._thinks = True
             case AnswerToken(text=text):
-                self._answer(printable(text))
+                text = printable(text)
+                text = text if self._answers else text.lstrip()
+                self._answers = self._answers or bool(text)
+                self._write(text)
             case Finished():
-                self._write(f"\n\n{summary(event)}\n")
+                self._write("\n" if self._answers else "")
+                gap = "\n\n" if self._thinks else ""
+                self._tell(f"{gap}{summary(event)}\n")
 
-    def _thought(self, text: str) -> None:
-        if not self._printed_thoughts:
-            text = text.lstrip()
-            text = text and f"Thoughts:\n{text}"
-        self._printed_thoughts = self._printed_thoughts or bool(text)
-        self._write(text)
-
-    def _answer(self, text: str) -> None:
-        if not self._printed_answer:
-            text = text.lstrip()
-            if text and (self._printed_paragraphs or self._printed_thoughts):
-                gap = "\n\n" if self._printed_thoughts else ""
-                text = f"{gap}Answer:\n{text}"
-        self._printed_answer = self._printed_answer or bool(text)
-        self._write(text)
+    def _tell(self, text: str) -> None:
+        if self._log is not None:
+            self._log.write(text)
+            self._log.flush()
 
 
 def printable(text: str) -> str:

@@ -213,25 +213,26 @@ def test_json_is_one_event_a_line_and_the_answer_last(
     assert [event["type"] for event in events].count("answer") == 1
 
 
-def test_a_pipe_gets_each_paragraph_the_answer_and_the_summary(
-    engine: Engine, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_pipe_gets_the_answer_alone(
+    engine: Engine, capsys: pytest.CaptureFixture[str], workers: int
 ) -> None:
-    terminal.show(engine, SMALL)
+    request = replace(SMALL, workers=make_workers(workers))
+    answer = engine.submit(request).result().text
+    terminal.show(engine, request)
     out, err = capsys.readouterr()
-    assert err == ""
-    assert "\x1b" not in out
-    history, _, answer = out.partition("\n\nAnswer:\n")
-    assert history.startswith(("Alice [1]", "Bob [1]"))
-    assert "stored" in last_line(answer)
+    assert (out.strip(), err) == (answer.strip(), "")
 
 
-def test_one_worker_prints_the_plain_answer(
+def test_workers_and_figures_go_to_standard_error(
     engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    terminal.show(engine, replace(SMALL, workers=make_workers(1)))
-    out = capsys.readouterr().out
-    assert "Alice" not in out
-    assert "stored" in last_line(out)
+    terminal.show(engine, SMALL, shown="workers")
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    assert err.startswith(("Alice [1]", "Bob [1]"))
+    assert "stored" in last_line(err)
+    assert "stored" not in out
 
 
 def test_a_session_that_is_left_early_is_cancelled(
@@ -278,7 +279,7 @@ def test_a_piped_run_prints_nothing_but_its_lines(tiny: str) -> None:
     process = start("run", "-", "--model", tiny, *SHORT, stdin=subprocess.PIPE)
     code, out, err = finish(process, TASK)
     assert (code, err) == (0, "")
-    assert "stored" in last_line(out)
+    assert out.strip()
     assert "\x1b" not in out
 
 

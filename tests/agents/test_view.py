@@ -15,6 +15,8 @@ from hogwild_agents.cli.session_state import SessionState
 from hogwild_agents.cli.view import JsonView, PlainView, printable, summary
 from hogwild_engine.api.events import (
     AnswerToken,
+    DraftDropped,
+    DraftToken,
     Event,
     Finished,
     Paragraph,
@@ -61,12 +63,13 @@ def file_of(console: Console) -> str:
     return console.file.getvalue()
 
 
-def plain(*events: Event) -> str:
-    out = io.StringIO()
-    with PlainView(out) as view:
+def plain(*events: Event) -> tuple[str, str]:
+    """Return what a plain view with a log writes: the answer, and what goes beside it."""
+    out, log = io.StringIO(), io.StringIO()
+    with PlainView(out, log) as view:
         for event in events:
             view.show(event)
-    return out.getvalue()
+    return out.getvalue(), log.getvalue()
 
 
 def state_of(size: int, text: str) -> SessionState:
@@ -79,34 +82,34 @@ def state_of(size: int, text: str) -> SessionState:
 
 def test_plain_view_tells_a_paragraph_when_it_is_finished_and_by_whom() -> None:
     output = plain(Token(1, "Bob", 1, "Tea"), Step(1, ("Bob",)), wrote("Bob", " Tea is hot.\n\n"))
-    assert output == "Bob [1]: Tea is hot.\n\n"
+    assert output == ("", "Bob [1]: Tea is hot.\n\n")
 
 
 def test_plain_view_starts_text_of_several_lines_on_its_own_line() -> None:
-    assert plain(wrote("Bob", "```python\nx = 1\n```\n")) == "Bob [1]:\n```python\nx = 1\n```\n\n"
+    _, log = plain(wrote("Bob", "```python\nx = 1\n```\n"))
+    assert log == "Bob [1]:\n```python\nx = 1\n```\n\n"
 
 
 def test_plain_view_marks_a_paragraph_that_was_cut() -> None:
-    assert plain(wrote("Bob", "Tea is", complete=False)) == "Bob [1] (cut): Tea is\n\n"
+    assert plain(wrote("Bob", "Tea is", complete=False)) == ("", "Bob [1] (cut): Tea is\n\n")
 
 
-def test_plain_view_ends_with_the_answer_and_one_summary_line() -> None:
+def test_plain_view_writes_the_answer_alone_and_all_else_beside_it() -> None:
     finished = answered("Tea, then.", worker_tokens={"Ann": 3, "Bob": 4}, answer_tokens=3)
-    output = plain(wrote("Bob", "Tea."), AnswerToken("\n Tea,"), AnswerToken(" then."), finished)
-    assert output == f"Bob [1]: Tea.\n\nAnswer:\nTea, then.\n\n{summary(finished)}\n"
+    events = wrote("Bob", "Tea."), AnswerToken("\n Tea,"), AnswerToken(" then."), finished
+    assert plain(*events) == ("Tea, then.\n", f"Bob [1]: Tea.\n\n{summary(finished)}\n")
+    out = io.StringIO()
+    with PlainView(out) as view:
+        for event in events:
+            view.show(event)
+    assert out.getvalue() == "Tea, then.\n"
 
 
-def test_plain_view_of_one_worker_is_the_answer_alone() -> None:
+def test_plain_view_tells_thoughts_beside_the_answer() -> None:
     finished = answered("Tea.", answer_tokens=2)
-    assert plain(AnswerToken("Tea."), finished) == f"Tea.\n\n{summary(finished)}\n"
-
-
-def test_plain_view_tells_thoughts_from_the_answer() -> None:
-    finished = answered("Tea.", answer_tokens=2)
-    output = plain(
-        ThoughtToken("\n Hot"), ThoughtToken(" or cold?"), AnswerToken("\nTea."), finished
-    )
-    assert output == f"Thoughts:\nHot or cold?\n\nAnswer:\nTea.\n\n{summary(finished)}\n"
+    thoughts = ThoughtToken("\n Hot"), ThoughtToken(" or cold?")
+    output = plain(*thoughts, AnswerToken("\nTea."), finished)
+    assert output == ("Tea.\n", f"Thoughts:\nHot or cold?\n\n{summary(finished)}\n")
 
 
 def test_live_view_shows_thoughts_until_the_answer_begins() -> None:
@@ -188,11 +191,43 @@ def test_the_frame_says_why_a_worker_writes_no_more() -> None:
 
 
 def test_the_frame_tells_steps_and_tokens_a_second() -> None:
-    times = iter([10.0, 12.0])
+    times = iter([10.0, 10.0, 10.0, 12.0, 12.0])
     state = SessionState(["Ann", "Bob"], clock=times.__next__)
     state.apply(Step(1, ("Ann", "Bob")))
     state.apply(Step(2, ("Ann", "Bob")))
     assert frame(state)[-1].strip() == "step 2 · 1.0 steps/s · 2.0 tokens/s · 2.0 s"
+
+
+def test_the_speed_of_steps_stands_while_the_answer_is_written() -> None:
+    times = iter([0.0, 10.0, 12.0, 12.0, 20.0, 22.0])
+    state = SessionState(["Ann", "Bob"], clock=times.__next__)
+    state.apply(Step(1, ("Ann", "Bob")))
+    state.apply(Step(2, ("Ann", "Bob")))
+    speed = state.speed().partition(" · ")[2].partition(" · ")[0]
+    state.apply(AnswerToken("Tea"))
+    assert speed in state.speed()
+
+
+def test_the_frame_shows_drafts_until_they_are_dropped() -> None:
+    state = SessionState(["Ann", "Bob"])
+    state.apply(DraftToken(1, "Ann", 1, "Tea"))
+    state.apply(DraftToken(2, "Ann", 1, " is hot"))
+    assert any("Tea is hot" in line for line in frame(state))
+    state.apply(DraftDropped(3, "Ann", 1, "Tea is hot"))
+    assert not any("Tea" in line for line in frame(state))
+    state.apply(DraftToken(4, "Ann", 1, "Cocoa"))
+    state.apply(Token(5, "Ann", 1, "Cocoa is"))
+    assert any("Cocoa is" in line for line in frame(state))
+    assert not any("CocoaCocoa" in line for line in frame(state))
+
+
+def test_live_view_prints_a_joined_answer_once() -> None:
+    console = terminal()
+    paragraph = Paragraph("Ann", 1, "Tea is hot.")
+    with LiveView(console, ["Ann", "Bob"]) as view:
+        view.show(ParagraphFinished(4, 0, paragraph))
+        view.show(Finished("Tea is hot.", "stop", (paragraph,), Usage(), seed=1))
+    assert file_of(console).count("Tea is hot.") == 1
 
 
 def test_the_frame_shows_the_end_of_a_long_paragraph() -> None:

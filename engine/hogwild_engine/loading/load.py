@@ -78,9 +78,11 @@ def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> Lo
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     attention_hook.register()
+    _log.info("reading the weights")
     model, tokenizer = pretrained or load_pretrained(config)
     generation = model.generation_config
     chat = ChatTemplate(tokenizer, config.model, end_tokens(generation, tokenizer))
+    _log.info("comparing logits with transformers'")
     ids = validation.validation_ids(chat, model.config.get_text_config().vocab_size)
     shapes, windows = _layer_shapes(model, config)
     length = context_len(model, windows)
@@ -95,8 +97,10 @@ def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> Lo
     fused = _fused_llama(model, cache, windows, ids, logits) if may_fuse else None
     absmax: linear_packing.ActivationAbsmax = {}
     if config.quantization == "int8":
+        _log.info("measuring activations")
         with linear_packing.recorded_absmax(model) as absmax:
             validation.plain_logits(model, calibration_ids(chat))
+    _log.info("packing the matrices")
     if fused is None:
         linear_packing.pack(model, config.quantization, absmax)
     else:
