@@ -113,6 +113,10 @@ class ChatTemplate:
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
+    def to_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token, which may be a part of a character."""
+        return self.grammars.to_bytes(token)
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of trusted text, in which added tokens are tokens."""
         try:
