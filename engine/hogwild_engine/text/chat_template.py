@@ -25,7 +25,7 @@ from typing import Any
 
 from hogwild_engine.api.errors import NoChatTemplateError, RequestError, error_text
 from hogwild_engine.text.constraint import GrammarCompiler
-from hogwild_engine.text.messages import Message
+from hogwild_engine.text.messages import Message, plain_calls
 from hogwild_engine.text.role_order import alternating_roles
 from hogwild_engine.text.tool_format import OURS, ToolFormat, read_format, tools_as_text
 
@@ -174,6 +174,7 @@ class ChatTemplate:
             NoChatTemplateError: the tokenizer has no chat template.
             RequestError: the template refuses the messages.
         """
+        messages = [plain_calls(message) for message in messages]
         if not self.tool_format.native and (tools or any(map(_uses_tools, messages))):
             messages, tools = tools_as_text(messages, tools), ()
         placeholders = _Placeholders(self._added_tokens)
