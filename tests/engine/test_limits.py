@@ -113,7 +113,7 @@ def test_a_generous_bound_on_the_answer_is_no_demand(
 def test_default_settings_let_a_team_think_behind_half_a_context(
     harness: ModelHarness, chat: ChatTemplate, context_len: int, num_workers: int
 ) -> None:
-    limits = SessionLimits(context_len, -(-context_len * 9 // 8) // 32, 32)
+    limits = SessionLimits(context_len, max(32_768, context_len * 9 // 8) // 32, 32)  # the default
     sampling = ResolvedSampling(0.0, 1.0, 0, 0.0, 1.0, 0)
 
     def context(words: int) -> SessionContext:
