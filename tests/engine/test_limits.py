@@ -15,8 +15,12 @@ from hogwild_engine.api.errors import PromptTooLongError
 from hogwild_engine.api.events import Finished
 from hogwild_engine.api.layout import LAYOUTS, LayoutName
 from hogwild_engine.api.protocol import CODE, INSTRUCT, PAPER
+from hogwild_engine.cache.block import Block
 from hogwild_engine.loading.pretrained import Pretrained
+from hogwild_engine.sessions.budget import SessionLimits
+from hogwild_engine.sessions.context import SessionContext
 from hogwild_engine.step.batch import Batch, build_batch
+from hogwild_engine.step.sampling import ResolvedSampling
 from hogwild_engine.text.chat_template import ChatTemplate
 from model_harness import ModelHarness, Script, model_of
 from tiny import tiny_model
@@ -71,6 +75,86 @@ def test_a_full_context_ends_the_run_with_an_answer(
     assert done.text
     assert longest <= 360
     assert done.usage.steps > 2
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sync_interval", [1, None])
+def test_a_generous_bound_on_the_answer_is_no_demand(
+    tiny_engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    num_workers: int,
+    layout: LayoutName,
+    sync_interval: int | None,
+) -> None:
+    """A team thinks in half of what its prompt leaves, and its answer fills the rest."""
+    engine = tiny_engine("llama")
+    monkeypatch.setattr(engine, "context_len", 500)
+    request = Request(
+        HELLO,
+        workers=make_workers(num_workers),
+        protocol=SHORT,
+        layout=layout,
+        sync_interval=sync_interval,
+        max_tokens=9000,
+        sampling=GREEDY,
+        ignore_eos=True,
+    )
+    done = engine.submit(request).result(60)
+    assert done.finish_reason == "length"
+    free = 500 - done.usage.prompt_tokens
+    thought = sum(done.usage.worker_tokens.values())
+    assert thought > free / 8  # headers and the final-answer prompt take the rest of that half
+    assert done.usage.answer_tokens > free / 4
+
+
+@pytest.mark.parametrize("context_len", [1024, 2048, 8192, 32768])
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_default_settings_let_a_team_think_behind_half_a_context(
+    harness: ModelHarness, chat: ChatTemplate, context_len: int, num_workers: int
+) -> None:
+    limits = SessionLimits(context_len, max(32_768, context_len * 9 // 8) // 32, 32)  # the default
+    sampling = ResolvedSampling(0.0, 1.0, 0, 0.0, 1.0, 0)
+
+    def context(words: int) -> SessionContext:
+        request = Request(
+            ({"role": "user", "content": "word " * words},), workers=make_workers(num_workers)
+        )
+        return SessionContext(request, chat, sampling, harness.cache, limits)
+
+    half = context_len // 2 - len(context(0).prompt.tokens)
+    budget = context(half).budget
+    assert budget.num_pages <= limits.num_pages
+    if num_workers > 1:
+        writers = [Block(harness.cache) for _ in range(num_workers)]
+        common = Block(harness.cache)
+        common.pages = [0] * (context_len // 64)
+        for view_len in range(context_len // 2, context_len * 9 // 16, 16):
+            assert budget.fits_step(view_len, [common, *writers], writers)
+
+
+def test_a_bound_on_the_answer_reserves_no_more_than_a_context(
+    harness: ModelHarness, chat: ChatTemplate
+) -> None:
+    """Other sessions find room beside one that may answer without end."""
+    sampling, pages = ResolvedSampling(0.0, 1.0, 0, 0.0, 1.0, 0), {}
+    for num_workers in (1, 2):
+        for max_tokens in (100, 10**6):
+            request = Request(
+                HELLO, workers=make_workers(num_workers), max_steps=40, max_tokens=max_tokens
+            )
+            limits = SessionLimits(2000, 4000, 8)
+            context = SessionContext(request, chat, sampling, harness.cache, limits)
+            pages[num_workers, max_tokens] = context.budget.num_pages
+        assert pages[num_workers, 100] < 100
+        assert 2000 / 8 <= pages[num_workers, 10**6] < 2000 / 8 + 30
+
+
+def test_a_team_that_is_too_large_for_the_context_is_told_so(
+    tiny_engine: Callable[..., Engine],
+) -> None:
+    with pytest.raises(PromptTooLongError, match=r"^workers: wanted headers .+ fewer than 512 tok"):
+        tiny_engine("llama").submit(Request(HELLO, workers=make_workers(256)))
 
 
 def test_a_single_worker_fills_its_context_and_says_so(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hogwild_engine import Engine, SamplingParams
+from hogwild_engine import Engine, EngineConfig, SamplingParams
 from hogwild_engine.loading import gguf_cache, model_config
 from hogwild_engine.loading.pretrained import load_pretrained
 from hogwild_engine.loading.source import Source, locate
@@ -76,6 +77,7 @@ def test_a_file_is_converted_only_once(monkeypatch: pytest.MonkeyPatch, smollm: 
     assert file.gguf_file
     load_pretrained(smollm.config)
     kept = gguf_cache.folder_for(Path(file.place, file.gguf_file), "float32")
+    assert kept
     assert read == [kept.name]
 
 
@@ -95,6 +97,48 @@ def test_a_disk_that_cannot_be_written_is_a_warning(
     with caplog.at_level(logging.WARNING):
         gguf_cache.save(tmp_path / "file" / "kept", tiny_model("llama"), tokenizer)
     assert "is not kept" in caplog.text
+
+
+def test_a_full_disk_is_a_warning(
+    tmp_path: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """safetensors and tokenizers have errors of their own for it."""
+    model, limits = tiny_model("llama"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (10, 10_000, 5_000_000):  # in the configuration, the tokenizer, the weights
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            with caplog.at_level(logging.WARNING):
+                gguf_cache.save(tmp_path / "kept", model, tokenizer)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert "is not kept" in caplog.text
+        assert "set HOGWILD_CACHE to a folder with room" in caplog.text
+        assert not list(tmp_path.iterdir())
+        caplog.clear()
+
+
+def test_a_user_without_a_home_loads_a_gguf_file(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("HOGWILD_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    model = tiny_model("llama")
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: model)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)
+    with caplog.at_level(logging.WARNING):
+        assert load_pretrained(EngineConfig(dtype="float32")).model is model
+    assert "is not kept" in caplog.text
+
+
+def test_a_home_that_may_not_be_read_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert not gguf_cache.exists(tmp_path)
 
 
 def test_a_folders_name_depends_on_the_files_content_and_the_dtype(tmp_path: Path) -> None:

@@ -18,15 +18,20 @@ _log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """Return the folder of all converted models."""
+    """Return the folder of all converted models.
+
+    Raises:
+        RuntimeError: the user has no home, and no variable names a folder.
+    """
     if own := os.environ.get("HOGWILD_CACHE"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "hogwild"
 
 
-def folder_for(file: Path, dtype: str) -> Path:
-    """Return the folder for ``file`` converted to ``dtype``, whether it exists yet or not.
+def folder_for(file: Path, dtype: str) -> Path | None:
+    """Return the folder for ``file`` converted to ``dtype``, whether it exists yet or not; ``None``
+    if the user has no folder for caches.
 
     Its name has a hash of the file's path, size and time, the dtype and the version of
     transformers.
@@ -36,13 +41,22 @@ def folder_for(file: Path, dtype: str) -> Path:
     stat = file.stat()
     key = (file.resolve(), stat.st_size, stat.st_mtime_ns, dtype, transformers.__version__)
     digest = hashlib.sha256("\n".join(map(str, key)).encode()).hexdigest()[:16]
-    return cache_folder() / "converted" / f"{file.stem}-{dtype}-{digest}"
+    try:
+        return cache_folder() / "converted" / f"{file.stem}-{dtype}-{digest}"
+    except RuntimeError as error:
+        _warn_not_kept(error)
+        return None
+
+
+def exists(folder: Path) -> bool:
+    """Return whether the folder is there and may be read."""
+    return os.access(folder, os.R_OK | os.X_OK) and folder.is_dir()
 
 
 def save(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write a model that was read from a GGUF file to ``folder``, atomically.
 
-    Logs a warning if the disk cannot be written.
+    Logs a warning if it cannot be written: no room, no right, or a part that cannot be saved.
     """
     from safetensors.torch import save_model
 
@@ -59,12 +73,20 @@ def save(folder: Path, model: Any, tokenizer: Any) -> None:
         tokenizer.save_pretrained(scratch)
         save_model(model, str(scratch / "model.safetensors"), metadata={"format": "pt"})
         scratch.rename(folder)
-    except OSError as error:
-        if not folder.is_dir():  # else another process was faster
-            _log.warning("the converted model is not kept and will be converted again: %s", error)
+    except Exception as error:  # the libraries that write have errors of their own for a full disk
+        if not exists(folder):  # else another process was faster
+            _warn_not_kept(error)
     finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _warn_not_kept(error: Exception) -> None:
+    _log.warning(
+        "the converted model is not kept and will be converted again; set HOGWILD_CACHE to a "
+        "folder with room: %s",
+        error,
+    )
 
 
 def discard(folder: Path, error: Exception) -> None:

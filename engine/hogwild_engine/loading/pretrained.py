@@ -48,7 +48,7 @@ def load_pretrained(config: EngineConfig) -> Pretrained:
 
 def _load_gguf(file: Path, dtype: torch.dtype) -> Pretrained:
     folder = gguf_cache.folder_for(file, str(dtype).removeprefix("torch."))
-    if folder.is_dir():
+    if folder is not None and gguf_cache.exists(folder):
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
@@ -59,7 +59,8 @@ def _load_gguf(file: Path, dtype: torch.dtype) -> Pretrained:
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
     options["quantization_config"] = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=dtype, **options)
-    gguf_cache.save(folder, model, tokenizer)
+    if folder is not None:
+        gguf_cache.save(folder, model, tokenizer)
     return Pretrained(model, tokenizer)
 
 

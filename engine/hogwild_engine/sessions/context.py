@@ -105,6 +105,11 @@ class SessionContext:
             **counts,
         )
 
+    def forget_prefix(self) -> None:
+        """Let no other session find the pages of the prompt."""
+        for page in self.common.pages:
+            self.cache.pool.drop_key(page)
+
     def register_prefix(self) -> None:
         """Let other sessions find the pages that the encoded prompt fills."""
         self.prefix.keep(self.cache.pool, self.common, self.encoded_len)
