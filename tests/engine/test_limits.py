@@ -16,6 +16,7 @@ from hogwild_engine.api.events import Finished, Paragraph
 from hogwild_engine.api.layout import LAYOUTS, LayoutName
 from hogwild_engine.api.protocol import CODE, INSTRUCT, PAPER
 from hogwild_engine.loading.pretrained import Pretrained
+from hogwild_engine.sessions.context import _max_step_tokens
 from hogwild_engine.step.batch import Batch, build_batch
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.prompt import make_prompt
@@ -243,8 +244,19 @@ def test_a_name_of_few_letters_and_many_tokens_has_its_room(
         max_steps=12,
         max_tokens=1,
     )
-    for context in range(300, 1500, 75):
+    for context in range(300, 900, 75):
         run_near_limits(harness, chat, request, context, 4000)
+    for pages in range(20, 100, 3):
+        run_near_limits(harness, chat, request, 3000, pages)
+
+
+@pytest.mark.parametrize("name", ["龘" * 50, "of many letters " * 3 + "x" * 12])
+def test_a_step_has_room_for_the_longest_header_in_tokens(chat: ChatTemplate, name: str) -> None:
+    others = make_workers(["Al", name, "of many letters " * 3 + "y" * 15])
+    request = Request(HELLO, workers=others, protocol=SHORT, max_steps=3000)
+    room = _max_step_tokens(request, make_prompt(request, chat), chat)
+    for number in (1, 99, 1234, 3001):
+        assert len(chat.encode(SHORT.header_for(name, number) + SHORT.intervention)) < room
 
 
 @pytest.mark.parametrize("others", ["", SECTION])

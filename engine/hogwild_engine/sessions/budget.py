@@ -36,6 +36,7 @@ class Budget:
         final_len: tokens of the final-answer prompt.
         num_writers: workers of the team; 0 for a single worker, which has no parallel phase.
         step_tokens: most tokens that one worker adds in one step.
+        header_lens: tokens of each section header.
 
     Attributes:
         num_pages: pages that are reserved for the whole session. It ends with finish reason
@@ -54,12 +55,15 @@ class Budget:
         final_len: int,
         num_writers: int,
         step_tokens: int,
+        header_lens: Sequence[int] = (),
     ) -> None:
         self._limits = limits
         self._growth = num_writers * step_tokens
         self._answer_len = final_len + (request.max_tokens if request.answer == "write" else 0)
         min_tokens = prompt_len + final_len + self._growth + 1
-        min_pages = limits.pages(min_tokens) + (2 * num_writers + 3 if num_writers else 0)
+        header_pages = sum(map(limits.pages, header_lens))
+        min_pages = limits.pages(min_tokens) + header_pages
+        min_pages += 2 * num_writers + 3 if num_writers else 0
         if min_tokens > limits.context_len:
             wanted = f"a prompt of at most {limits.context_len - min_tokens + prompt_len} tokens"
             todo = f"the context holds {limits.context_len} tokens: shorten the messages"
@@ -72,6 +76,7 @@ class Budget:
         max_tokens = min_tokens + num_writers * written + request.max_tokens
         # Partly filled pages, and a paragraph that stands twice while it moves.
         spare = 3 * num_writers + 8 + limits.pages(request.max_steps) if num_writers else 0
+        spare += header_pages
         self.num_pages = min(limits.num_pages, limits.pages(max_tokens) + spare)
 
     def fits_step(self, view_len: int, blocks: Sequence[Block], own: Sequence[Block]) -> bool:
