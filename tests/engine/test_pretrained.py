@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hogwild_engine import Engine, EngineConfig, SamplingParams
 from hogwild_engine.loading import gguf_cache, model_config
@@ -249,6 +249,9 @@ def test_sampling_defaults_come_from_the_generation_config() -> None:
     assert model_config.default_sampling(stated) == SamplingParams(
         temperature=0.7, top_p=0.8, top_k=20, min_p=0.0, repetition_penalty=1.0
     )
+    unstated = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9)  # Llama-3.2's
+    defaults = GenerationConfig._get_default_generation_params()
+    assert model_config.default_sampling(unstated).top_k == defaults["top_k"] == 50
     greedy = SimpleNamespace(do_sample=False, temperature=0.7, repetition_penalty=1.1)
     assert model_config.default_sampling(greedy) == SamplingParams(
         temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.1
