@@ -43,6 +43,7 @@ class Budget:
         final_len: tokens of the final-answer prompt.
         num_writers: workers of the team; 0 for a single worker, which has no parallel phase.
         step_tokens: most tokens that one worker adds in one step.
+        header_lens: tokens of each section header.
 
     Attributes:
         num_pages: pages that are reserved for the whole session. It ends with finish reason
@@ -62,13 +63,16 @@ class Budget:
         final_len: int,
         num_writers: int,
         step_tokens: int,
+        header_lens: Sequence[int] = (),
     ) -> None:
         self._limits = limits
         self._growth = num_writers * step_tokens
-        overhead = final_len + self._growth + 1
+        overhead = final_len + sum(header_lens) + self._growth + 1
         _require_room(limits, request, prompt_len, overhead)
         min_tokens = prompt_len + overhead
-        min_pages = limits.pages(min_tokens) + (2 * num_writers + 3 if num_writers else 0)
+        header_pages = sum(map(limits.pages, header_lens))
+        min_pages = limits.pages(min_tokens) + header_pages
+        min_pages += 2 * num_writers + 3 if num_writers else 0
         if min_pages > limits.num_pages:
             wanted = f"a prompt that fits {limits.num_pages} pages"
             todo = f"it needs {min_pages} pages of {limits.page_size} tokens: raise num_pages"
@@ -80,6 +84,7 @@ class Budget:
             max_tokens = min(max_tokens, limits.context_len + limits.page_size)
         # Partly filled pages, and a paragraph that stands twice while it moves.
         spare = 3 * num_writers + 8 + limits.pages(request.max_steps) if num_writers else 0
+        spare += header_pages
         self.num_pages = min(limits.num_pages, limits.pages(max_tokens) + spare)
         free = limits.context_len - min_tokens
         free = min(free, (self.num_pages - min_pages) * limits.page_size)
