@@ -118,13 +118,6 @@ def test_a_full_disk_is_a_warning(
         caplog.clear()
 
 
-def test_a_home_that_may_not_be_read_is_not_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.access", lambda *_: False)
-    assert not gguf_cache.exists(tmp_path)
-
-
 def test_a_folders_name_depends_on_the_files_content_and_the_dtype(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"one")
