@@ -54,11 +54,15 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def load(config: EngineConfig) -> Engine:
-    """Load an engine; on a terminal, a spinner names what it does and for how long."""
+    """Load an engine; on a terminal, a spinner names what it does, and a line the cache's size."""
     with _loading(config.model):
         from hogwild_engine.engine import Engine
 
-        return Engine(config)
+        engine = Engine(config)
+    if sys.stderr.isatty():
+        text = f"The KV cache takes up to {engine.stats().cache_mb:,.0f} MB"
+        Console(stderr=True).print(text, style="dim")
+    return engine
 
 
 class _PhaseHandler(logging.Handler):
