@@ -78,6 +78,7 @@ class Engine:
         model = run_in_fresh_thread(lambda: load_model(config, loaded))
         self.tokenizer, self.chat = model.tokenizer, model.chat
         self.default_sampling = model.default_sampling
+        self.sampling_source = model.sampling_source
         self.context_len, self.check_error = model.context_len, model.validation_error
         num_pages = pool_pages(config, model.shapes, model.context_len)
         self._cache = KVCache(
@@ -93,6 +94,7 @@ class Engine:
             self._cache.num_bytes / 1e6,
             num_pages * config.page_size,
         )
+        _log.info("%s", self.describe_sampling())
         graphs = self._graphs(model.shapes) if config.cuda_graphs else None
         self._runner = ModelRunner(model.forward, self._cache, model.windows, graphs)
         self._scheduler = Scheduler(self._cache, config.max_num_batched_tokens)
@@ -161,6 +163,16 @@ class Engine:
             self._submitted.append(session)
             self._wake.notify()
         return handle
+
+    def describe_sampling(self) -> str:
+        """Return one line: how calls sample that say nothing of it, and who states that."""
+        default = self.default_sampling
+        if not default.temperature:
+            settings = "greedy"
+        else:
+            names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+            settings = ", ".join(f"{name} {getattr(default, name):g}" for name in names)
+        return f"sampling unless a call sets it: {settings} ({self.sampling_source})"
 
     def stats(self) -> EngineStats:
         """Return the engine's numbers of this moment."""

@@ -60,8 +60,8 @@ def load(config: EngineConfig) -> Engine:
 
         engine = Engine(config)
     if sys.stderr.isatty():
-        text = f"The KV cache takes up to {engine.stats().cache_mb:,.0f} MB"
-        Console(stderr=True).print(text, style="dim")
+        cache = f"The KV cache takes up to {engine.stats().cache_mb:,.0f} MB"
+        Console(stderr=True).print(cache, engine.describe_sampling(), style="dim", sep="; ")
     return engine
 
 

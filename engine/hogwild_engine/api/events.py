@@ -252,6 +252,7 @@ class Finished(Event):
         paragraphs: the paragraphs that the team wrote, in order, without the request's history.
         usage: tokens, steps and time.
         seed: the seed of the session's sampling.
+        sampling: its other settings, by name.
         ends: why each worker of a team stopped, by name.
         end_steps: the step in which it stopped, by name.
         thought: the thinking section of a single worker.
@@ -270,6 +271,7 @@ class Finished(Event):
     thought: str = ""
     calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenProbability, ...] = ()
+    sampling: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

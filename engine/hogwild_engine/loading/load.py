@@ -14,7 +14,12 @@ from hogwild_engine.api.errors import ConfigError, ModelRefusedError, require
 from hogwild_engine.cache.kv_cache import KVCache, LayerShape
 from hogwild_engine.loading import quantized, rope_probe, validation
 from hogwild_engine.loading.calibration_text import calibration_ids
-from hogwild_engine.loading.model_config import context_len, default_sampling, end_tokens
+from hogwild_engine.loading.model_config import (
+    context_len,
+    default_sampling,
+    end_tokens,
+    sampling_source,
+)
 from hogwild_engine.loading.pretrained import Pretrained, load_pretrained
 from hogwild_engine.step import attention_hook, linear_packing
 from hogwild_engine.step.forward import Forward, TransformersForward
@@ -39,7 +44,8 @@ class LoadedModel:
         context_len: tokens that a view may hold.
         tokenizer: of transformers.
         chat: its chat template, which also holds the end-of-turn ids.
-        default_sampling: the model's ``generation_config``.
+        default_sampling: what the model samples with unless a request says otherwise.
+        sampling_source: who states it.
         validation_error: relative error of block-wise logits against a plain forward.
         backends: attend over the cache, one a layer.
     """
@@ -51,6 +57,7 @@ class LoadedModel:
     tokenizer: Any
     chat: ChatTemplate
     default_sampling: SamplingParams
+    sampling_source: str
     validation_error: float
     backends: list[AttentionBackend]
 
@@ -113,6 +120,7 @@ def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> Lo
         tokenizer=tokenizer,
         chat=chat,
         default_sampling=default_sampling(generation),
+        sampling_source=sampling_source(generation),
         validation_error=error,
         backends=backends,
     )

@@ -47,6 +47,15 @@ def end_tokens(generation: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(end for end in ([ends] if isinstance(ends, int) else ends) if end >= 0)
 
 
+def sampling_source(generation: Any) -> str:
+    """Return who states the defaults of `default_sampling`."""
+    if source := getattr(generation, "sampling_source", None):
+        return source
+    if generation.do_sample is None:
+        return "the model states nothing, as in generate"
+    return "the model's generation_config"
+
+
 def default_sampling(generation: Any) -> SamplingParams:
     """Return the sampling settings of a ``generation_config``, all of them set.
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufCo
 
 from hogwild_engine.api.config import EMBEDDED_MODEL, EngineConfig
 from hogwild_engine.api.errors import HogwildError, ModelError, ModelNotFoundError, error_text
-from hogwild_engine.loading import gguf_cache, quantized
+from hogwild_engine.loading import gguf_cache, gguf_sampling, quantized
 from hogwild_engine.loading.source import Source, locate
 
 
@@ -39,14 +39,16 @@ def load_pretrained(config: EngineConfig) -> Pretrained:
     dtype = resolve_dtype(config.dtype, device)
     with _quiet(), _translated_errors(config, source):
         if source.gguf_file:
-            pretrained = _load_gguf(Path(source.place, source.gguf_file), dtype)
+            file, embedded = Path(source.place, source.gguf_file), config.model == EMBEDDED_MODEL
+            pretrained = _load_gguf(file, dtype, samples=not embedded)
         else:
             pretrained = _load_folder(source, config, dtype)
         pretrained.model.to(device).eval().requires_grad_(False)
     return pretrained
 
 
-def _load_gguf(file: Path, dtype: torch.dtype) -> Pretrained:
+def _load_gguf(file: Path, dtype: torch.dtype, *, samples: bool) -> Pretrained:
+    """Load a GGUF file; it decodes greedily only if it says so, or ``samples`` is off."""
     folder = gguf_cache.folder_for(file, str(dtype).removeprefix("torch."))
     if folder is not None and folder.is_dir():
         try:
@@ -60,6 +62,8 @@ def _load_gguf(file: Path, dtype: torch.dtype) -> Pretrained:
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
     options["quantization_config"] = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=dtype, **options)
+    if samples:
+        gguf_sampling.set_sampling(model.generation_config, file)
     if folder is not None:
         gguf_cache.save(folder, model, tokenizer)
     return Pretrained(model, tokenizer)

@@ -7,6 +7,7 @@ session is optional.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from hogwild_engine.api.events import Finished, FinishReason, Paragraph, Usage, WorkerEnd
@@ -122,9 +123,11 @@ class FinishedPhase(Phase):
         super().__init__(context, blocks)
         if team.cut_short and not (answer and context.request.constrains_answer):
             reason = "length"
-        history, seed = tuple(team.history), context.sampling.seed
+        history, sampling = tuple(team.history), asdict(context.sampling)
+        seed = sampling.pop("seed")
+        ends = team.ends, team.end_steps
         self.event = Finished(
-            text, reason, history, usage, seed, team.ends, team.end_steps, **answer
+            text, reason, history, usage, seed, *ends, sampling=sampling, **answer
         )
         context.emit(self.event)
 
