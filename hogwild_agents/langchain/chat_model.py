@@ -28,7 +28,7 @@ from hogwild_agents.langchain import calls, engines
 from hogwild_agents.langchain.bindings import Tool, to_choice, to_request, to_tools
 from hogwild_agents.langchain.calls import Call
 from hogwild_agents.langchain.errors import from_validation, translated
-from hogwild_agents.langchain.messages import to_conversation
+from hogwild_agents.langchain.messages import to_conversation, to_messages
 from hogwild_agents.langchain.replies import PROVIDER, Reply
 from hogwild_agents.langchain.structured import Method, structured
 from hogwild_engine.api.config import (
@@ -293,8 +293,11 @@ class ChatHogwild(BaseChatModel):
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         # Core formats messages for its callbacks first and raises untyped errors on broken blocks.
-        prompt = super()._convert_input(model_input)
         with translated():
+            given: Any = model_input
+            if not isinstance(given, PromptValue | str):
+                given = to_messages(given)
+            prompt = super()._convert_input(given)
             to_conversation(prompt.to_messages(), ())
         return prompt
 

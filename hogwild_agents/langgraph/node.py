@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import aclosing, closing
 from typing import Any, Literal
 
-from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langgraph.errors import GraphDrained
@@ -15,6 +15,7 @@ from langgraph.runtime import Runtime, get_runtime
 from hogwild_agents.langchain import calls
 from hogwild_agents.langchain.chat_model import ChatHogwild
 from hogwild_agents.langchain.errors import translated
+from hogwild_agents.langchain.messages import to_messages
 from hogwild_agents.langchain.replies import Reply
 from hogwild_agents.langgraph.runs import Runs, Transcript
 from hogwild_engine.api.errors import require
@@ -108,7 +109,7 @@ class HogwildNode(Runnable[Any, dict[str, Any]]):
             came = keys if found is None else f"{type(found).__name__} there"
             wanted = f"a state with messages, a list, under {key!r}"
             require(isinstance(found, list), "messages_key", wanted, came)
-        return convert_to_messages(found or [])
+        return to_messages(found or [])
 
     def _update(self, transcript: Transcript) -> dict[str, Any]:
         if self.output_mode == "last":

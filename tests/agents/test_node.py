@@ -92,7 +92,7 @@ def test_a_second_turn_on_a_thread_sees_the_first(
         ("assistant", "Let us see."),
         ("assistant", first[-1].text),
         ("user", "And three more?"),
-        ("assistant", "Let us see."),
+        ("user", "Let us see."),
     ]
     assert requests[1].history == ()
 
