@@ -54,6 +54,8 @@ class Reply:
         is_team: more than one worker writes.
         answer: "write" or "join".
         echo: drops a speaker's name at the answer's start.
+        shows_drafts: chunks show paragraphs while they are written. ``False``: one chunk before
+            the answer holds them all, in the order of the history.
     """
 
     message_id: str
@@ -61,18 +63,35 @@ class Reply:
     is_team: bool
     answer: str
     echo: Echo = field(default_factory=Echo)
+    shows_drafts: bool = True
+    _unshown: list[Block] = field(default_factory=list)
     _begun: set[str] = field(default_factory=set)
     _thinks: bool = False
 
     @classmethod
-    def to(cls, call: Call) -> Reply:
+    def to(cls, call: Call, *, shows_drafts: bool = True) -> Reply:
         """Return the reply to ``call``, with a new id."""
         request = call.request
         is_team = len(request.workers) > 1
-        return cls(uuid4().hex, call.config.model, is_team, request.answer, Echo.of(request))
+        echo = Echo.of(request)
+        return cls(uuid4().hex, call.config.model, is_team, request.answer, echo, shows_drafts)
 
     def chunk(self, event: Event) -> AIMessageChunk | None:
         """Return what the event adds to the message; ``None`` if nothing."""
+        if isinstance(event, Token | ParagraphFinished) and not self.shows_drafts:
+            if isinstance(event, ParagraphFinished):
+                block = self._whole(event.paragraph, event.index)
+                index = f"lc_{event.paragraph.worker.casefold()}_{event.paragraph.number}"
+                self._unshown.append(block | {"index": index})
+            return None
+        chunk = self._answer_chunk(event)
+        if chunk is not None and self._unshown:
+            assert isinstance(chunk.content, list)  # a team's
+            chunk.content = [*self._unshown, *chunk.content]
+            self._unshown = []
+        return chunk
+
+    def _answer_chunk(self, event: Event) -> AIMessageChunk | None:
         if isinstance(event, Token):
             return self._chunk([self._delta(event.worker, event.paragraph, event.text)])
         if isinstance(event, ParagraphFinished):

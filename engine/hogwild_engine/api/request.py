@@ -122,7 +122,7 @@ class Request:
 
     Raises:
         ConfigError: a value is out of range or unknown, or two settings exclude each other.
-        RequestError: there is no message, or one has no role or content.
+        RequestError: a message has no role or no content.
         WorkerNameError: a worker's name is invalid or used twice.
     """
 
@@ -146,6 +146,7 @@ class Request:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        require(bool(self.messages), "messages", "at least one message", self.messages)
         check_messages(self.messages)
         object.__setattr__(self, "workers", make_workers(self.workers))
         check_settings(**{name: getattr(self, name) for name in _CHECKS})
