@@ -106,7 +106,7 @@ class ChatHogwild(BaseChatModel):
             ``None``: never.
         max_steps: most steps of the parallel phase. A step is one forward step of the model, in
             which every worker writes one token.
-        max_tokens: most tokens of the final answer.
+        max_tokens: most tokens of the final answer; less where the context has no room.
         temperature, top_p, top_k, min_p, repetition_penalty: ``None`` takes the model's own.
         seed: makes a call that runs alone repeatable.
         stop: strings that end the text they appear in.

@@ -208,7 +208,10 @@ class Reply:
 
     def _metadata(self, finished: Finished) -> dict[str, Any]:
         """Return the metadata that is sent once."""
-        logprobs = [{"token": token.text, "logprob": token.logprob} for token in finished.logprobs]
+        logprobs = [
+            {"token": token.text, "bytes": [*token.utf8], "logprob": token.logprob}
+            for token in finished.logprobs
+        ]
         return ({"logprobs": {"content": logprobs}} if logprobs else {}) | {
             "model_name": self.model_name,
             "finish_reason": finished.finish_reason,

@@ -107,7 +107,8 @@ class Request:
         answer: "write": one worker writes the final answer and sees all paragraphs. "join": the
             paragraphs, in the order of the history, are the answer.
         max_steps: maximum number of steps of the parallel phase.
-        max_tokens: maximum number of sampled tokens of the final answer.
+        max_tokens: maximum number of sampled tokens of the final answer. While workers write, at
+            most half of what the prompt leaves free in the context is kept for it.
         sampling: how tokens are sampled.
         stop: strings that end the text of the worker, or the answer, in which they appear. They are
             not part of the text.

@@ -27,7 +27,7 @@ from typing import Any
 from hogwild_engine.api.checks import check_messages
 from hogwild_engine.api.errors import NoChatTemplateError, RequestError, error_text
 from hogwild_engine.text.constraint import GrammarCompiler
-from hogwild_engine.text.messages import Message
+from hogwild_engine.text.messages import Message, plain_calls
 from hogwild_engine.text.role_order import alternating_roles
 from hogwild_engine.text.speakers import roles_with_names, with_speakers
 from hogwild_engine.text.tool_format import OURS, ToolFormat, read_format, tools_as_text
@@ -121,6 +121,10 @@ class ChatTemplate:
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
+    def to_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token, which may be a part of a character."""
+        return self.grammars.to_bytes(token)
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of trusted text, in which added tokens are tokens."""
         try:
@@ -182,9 +186,9 @@ class ChatTemplate:
             RequestError: the template refuses the messages, or one of them has no role.
         """
         check_messages(messages)
+        messages = [plain_calls({"content": None, **message}) for message in messages]
         continues = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
         messages = order_results(self.name_speakers(messages))
-        messages = [{"content": None, **message} for message in messages]
         if not self.tool_format.native and (tools or any(map(_uses_tools, messages))):
             messages, tools = tools_as_text(messages, tools), ()
         placeholders = _Placeholders(self._added_tokens)
