@@ -1,8 +1,8 @@
 """Random schedules: the same sessions alone and beside others, and the bits of their logits.
 
-Run as a program, so that the environment can choose the C code's path (docs/chat_model.md names the
-compilers): ``python tests/harness/schedules.py llama float32 none 4`` draws four schedules of each
-and fails at the first session whose logits or tokens differ from those of a run alone.
+Run as a program, so that the environment can choose the path of the C code (docs/chat_model.md says
+how): ``python tests/harness/schedules.py 8 llama:float32:none`` draws eight schedules and fails at
+the first session whose logits or tokens differ from those of a run alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Trace = dict[int, list[tuple[int, int, int, int]]]
 
 _PROTOCOL = Protocol(name="short", rules="Go.", min_chars=0, max_repeats=None, stagger=2)
 _LAYOUTS = ("combined", "interleaved", "contiguous", "arrival")
-_WORDS = "the quick brown fox jumps over a lazy dog while 12 cats sleep\n\n in sun".split(" ")
+_WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "12", "lazy", "dogs", "that sleep.\n\n")
+DRAWS_OF_A_SEED = 4
+"""Schedules of the same sessions."""
 
 
 def draw_requests(seed: int, count: int) -> list[Request]:
@@ -71,7 +73,7 @@ def traced() -> Iterator[Trace]:
     sample = sampling.sample
 
     def record(logits: torch.Tensor, rows: Sequence[sampling.SamplingRow]) -> Any:
-        bits = [zlib.crc32(row.contiguous().view(torch.uint8).numpy()) for row in logits]
+        bits = [zlib.crc32(row.contiguous().view(torch.uint8).numpy().tobytes()) for row in logits]
         sampled = sample(logits, rows)
         for row, hashed, (token, _) in zip(rows, bits, sampled, strict=True):
             trace.setdefault(row.sampling.seed, []).append((row.writer, row.index, hashed, token))
@@ -161,13 +163,16 @@ def check(
 
 
 def main() -> None:
-    """See the module's docstring. ``quantization`` is one of `EngineConfig`'s."""
-    family, dtype, quantization, draws, *seeds = sys.argv[1:]
+    """Draw schedules of each kind. Each has sessions of its own where there are many draws."""
+    draws, *kinds = sys.argv[1:]
     tokenizer = load_pretrained(EngineConfig(dtype="bfloat16")).tokenizer
-    for seed in map(int, seeds or ["0"]):
-        parts = (tokenizer, family, getattr(torch, dtype), quantization, int(draws), seed)
-        if difference := check(*parts):
-            sys.exit(f"{family} {dtype} {quantization}, seed {seed}: {difference}")
+    for kind in kinds:
+        family, dtype, quantization = kind.split(":")
+        for seed in range(-(-int(draws) // DRAWS_OF_A_SEED)):
+            count = min(DRAWS_OF_A_SEED, int(draws) - seed * DRAWS_OF_A_SEED)
+            parts = (tokenizer, family, getattr(torch, dtype), quantization, count, seed)
+            if difference := check(*parts):
+                sys.exit(f"{kind}, seed {seed}: {difference}")
 
 
 if __name__ == "__main__":
