@@ -40,8 +40,8 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_random_schedules_have_the_bits_of_runs_alone(path: str) -> None:
+def run_on(path: str, program: str, *arguments: str) -> None:
+    """Run a program of the harness in a process of its own, on a path of the C code."""
     if path.startswith("AVX") and (not COMPILER or c_backend.build_error()):
         pytest.skip("there is no C compiler")
     folders = (ROOT, ROOT / "engine", ROOT / "kernels", ROOT / "tests" / "harness")

@@ -114,7 +114,7 @@ def draw_config(config: EngineConfig, chance: random.Random) -> EngineConfig:
         max_num_batched_tokens=chance.choice((5, 17, 33, 64, 200, 512)),
         prefix_cache=chance.random() < 0.6,
         page_size=chance.choice((8, 16, 32)),
-        num_threads=chance.choice((1, 2)),
+        num_threads=chance.choice((1, 2, 3)),
     )
 
 
