@@ -34,6 +34,7 @@ typedef struct {
 
 // The weight of a linear layer. An int8 weight has a scale and a zero point for each column, and the
 // input is multiplied by input_scale (SmoothQuant) before it is quantized to uint8 row by row.
+// A packed weight holds word i (32 bits) of 16 columns side by side, then word i + 1 of them.
 typedef struct {
   const void *weight;         // [columns, row_bytes / bytes of a value]
   const void *bias;           // [columns], or null
@@ -41,7 +42,7 @@ typedef struct {
   const float *input_scale;   // [in], int8 only
   const int32_t *zero_point;  // [columns]: 128 * sum of the column's weights, int8 only
   int64_t columns, row_bytes;
-  int32_t use_amx, is_int8;
+  int32_t use_amx, is_int8, is_packed;
 } Matrix;
 
 // One decoder layer. q_norm and k_norm may be null; kind is an index into the array of
