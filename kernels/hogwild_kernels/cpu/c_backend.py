@@ -26,8 +26,9 @@ __all__ += ["build_error", "has_amx", "num_threads", "rotate_write", "sample", "
 LANES = CONSTANTS["LANES"]
 """Widths of rows are multiples of this."""
 MAX_HEAD_DIM, MAX_GROUP = CONSTANTS["MAX_HEAD_DIM"], CONSTANTS["MAX_GROUP"]
-WORKSPACE_FLOATS = 1 << 22
-"""Floats of partial softmaxes that a call keeps at once, unless one query token has more: 16 MB."""
+WORKSPACE_FLOATS = 1 << 19
+"""Floats of partial softmaxes that a call keeps at once, unless one query token has more: 2 MB, which
+stay in the nearest caches."""
 
 _CHUNK = CONSTANTS["CHUNK"]
 

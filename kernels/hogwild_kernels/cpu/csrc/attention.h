@@ -69,12 +69,14 @@ static int is_small(const AttentionParams *p) {
   return scores * p->num_heads * p->head_dim < 1 << 18;
 }
 
-// Return one past the last query token whose partials fit the workspace with those of `first`.
-static int slab_stop(const AttentionParams *p, int first) {
+// Return one past the last query token whose partials fit the workspace with those of `first`; whole
+// tasks of max_rows, if it is not the last slab.
+static int slab_stop(const AttentionParams *p, int first, int max_rows) {
   int stop = first + 1;
   const int32_t *partials = p->partials_of_row;
   while (stop < p->num_tokens && partials[stop + 1] - partials[first] <= p->max_partials) stop++;
-  return stop;
+  int tasks = (stop - first) / max_rows;
+  return stop < p->num_tokens && tasks ? first + tasks * max_rows : stop;
 }
 
 // Return the number of tasks of query tokens from ... to - 1, max_rows at most in each, and write

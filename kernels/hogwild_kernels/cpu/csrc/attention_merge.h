@@ -38,7 +38,7 @@ EXPORT void block_attention(const AttentionParams *p, const scalar_t *q, const s
   int by_tiles = HAS_AMX && HAS_BF16_DOT && p->use_amx;
   int max_rows = (by_tiles ? ROW_GROUPS * LANES : MAX_TILE_ROWS) / group;
   for (int from = 0, to; from < p->num_tokens; from = to) {
-    to = slab_stop(p, from);
+    to = slab_stop(p, from, max_rows);
     int count = list_tasks(p, from, to, max_rows, 0);
     Task *tasks = malloc((count + 1) * sizeof(Task));
     list_tasks(p, from, to, max_rows, tasks);
