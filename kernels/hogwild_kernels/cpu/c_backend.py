@@ -27,8 +27,9 @@ LANES = CONSTANTS["LANES"]
 """Widths of rows are multiples of this."""
 MAX_HEAD_DIM, MAX_GROUP = CONSTANTS["MAX_HEAD_DIM"], CONSTANTS["MAX_GROUP"]
 WORKSPACE_FLOATS = 1 << 19
-"""Floats of partial softmaxes that a call keeps at once, unless one query token has more: 2 MB, which
-stay in the nearest caches."""
+"""Floats of partial softmaxes that a call keeps at once, unless one query token has more. They are
+2 MB, which stay in the nearest caches.
+"""
 
 _CHUNK = CONSTANTS["CHUNK"]
 

@@ -1,7 +1,8 @@
 """Attention over blocks by torch's operators on the CPU: each key is read once for all workers.
 
-    for each chunk of 256 tokens of a block, and each 24 rows that see some of them:
+    for each chunk of 128 tokens of a block, and each 24 rows that see some of them:
         partial softmax: scores, weights, weighted values
+    (chunks that 24 rows or fewer see, as in decoding, all at once)
     for each query token and head: merge its partial softmaxes, in the order of its view
 
 A row is a (query token, query head of the group). What depends on the table alone is computed once
@@ -22,8 +23,8 @@ from hogwild_kernels.api import AttentionSpec, States
 from hogwild_kernels.reference import ReferenceBackend, rotate
 from hogwild_kernels.table import BlockRead, BlockTable
 
-CHUNK = 256
-"""Tokens of a block that one partial softmax takes: 0 to 255, 256 to 511 and so on."""
+CHUNK = 128
+"""Tokens of a block that one partial softmax takes: 0 to 127, 128 to 255 and so on."""
 
 ROWS = 24
 """Rows of a matrix product. BLAS sums the last rows of others (16, 32) in another order: its inner
@@ -64,31 +65,36 @@ class TorchBackend(ReferenceBackend):
         query = query.to(k_pages.dtype).float().view(-1, num_kv_heads, group, dim).transpose(0, 1)
         shape = (num_kv_heads, plan.num_partials, num_rows, group)
         m, sums, acc = torch.full(shape, -torch.inf), torch.zeros(shape), torch.zeros((*shape, dim))
-        for chunk in plan.chunks:
-            keys, values = _tokens(k_pages, chunk), _tokens(v_pages, chunk)
-            values[:, ~chunk.seen] = 0.0  # their memory may hold anything
-            states = _attend(_tiles(query[:, chunk.pairs]), keys, values, chunk, scale, softcap)
-            at = slice(None), chunk.partials, chunk.rows
+        for chunks in plan.chunks:
+            keys, values = _tokens(k_pages, chunks), _tokens(v_pages, chunks)
+            values.index_fill_(1, chunks.unseen, 0.0)  # their memory may hold anything
+            tiles = _tiles(query[:, chunks.pairs], chunks)
+            states = _attend(tiles, keys, values, chunks, scale, softcap)
+            at = slice(None), chunks.partials, chunks.rows
             for part, full in zip(states, (m, sums, acc), strict=True):
-                full[at] = _untiled(part, len(chunk.rows), group)
+                full[at] = _untiled(part, chunks, group)
         return _merge(m, sums, acc, sinks, q.dtype)
 
 
-class Chunk(NamedTuple):
-    """Up to `CHUNK` tokens of a block, and the query tokens that see some of them."""
+class Chunks(NamedTuple):
+    """C stretches of `CHUNK` tokens, and the query tokens that see some of them: n tiles of each.
 
-    slots: torch.Tensor  # [CHUNK]; 0 for tokens that no query token sees
-    seen: torch.Tensor  # bool [CHUNK]: whether any query token sees it
+    P is the places for query tokens in all tiles; R of them are taken.
+    """
+
+    slots: torch.Tensor  # [C * CHUNK]; 0 for tokens that no query token sees
+    unseen: torch.Tensor  # [U]: the indices of these tokens
+    pairs: torch.Tensor  # [P]; 0 in places that are not taken
+    taken: torch.Tensor  # [R]
     rows: torch.Tensor  # [R]
-    pairs: torch.Tensor  # [R]
     partials: torch.Tensor  # [R]: index among the partial softmaxes of each query token
-    hidden: torch.Tensor  # bool [tiles, ROWS, CHUNK]
+    hidden: torch.Tensor  # bool [C, n, ROWS, CHUNK]
 
 
 class Plan(NamedTuple):
     """A table as chunks. A query token has up to ``num_partials`` partial softmaxes."""
 
-    chunks: list[Chunk]
+    chunks: list[Chunks]
     num_partials: int
     row_of_pair: torch.Tensor
     rotates: bool
@@ -98,17 +104,18 @@ def _attend(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    chunk: Chunk,
+    chunks: Chunks,
     scale: float,
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the max, the sum and the weighted values of each row, ``[KH, tiles, ROWS]`` and
-    ``[…, D]``. q ``[KH, tiles, ROWS, D]``; k, v ``[KH, CHUNK, D]``.
+    """Return the max, the sum and the weighted values of each row, ``[KH * C, n, ROWS]`` and
+    ``[…, D]``. q ``[KH * C, n, ROWS, D]``; k, v ``[KH, C * CHUNK, D]``.
     """
+    k, v = (x.reshape(len(q), CHUNK, -1) for x in (k, v))
     score = _product(q, k.transpose(1, 2)).mul_(scale)
     if softcap is not None:
         score = torch.tanh(score.div_(softcap)).mul_(softcap)
-    score.masked_fill_(chunk.hidden, -torch.inf)
+    score.view(-1, *chunks.hidden.shape).masked_fill_(chunks.hidden, -torch.inf)
     m = score.amax(dim=-1)
     pivot = m.masked_fill(m == -torch.inf, 0.0)
     weight = score.sub_(pivot[..., None]).exp_()
@@ -116,15 +123,15 @@ def _attend(
 
 
 def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``x @ y``, x ``[KH, tiles, ROWS, K]``, y ``[KH, K, N]``, as products of one size."""
-    num_heads, tiles = x.shape[:2]
+    """``x @ y``, x ``[B, n, ROWS, K]``, y ``[B, K, N]``, as products of one size."""
+    count, tiles = x.shape[:2]
     out = x.new_empty((*x.shape[:-1], y.shape[-1]))
-    if tiles < num_heads:
+    if tiles < count:
         for tile in range(tiles):
             torch.bmm(x[:, tile], y, out=out[:, tile])
     else:
-        for head in range(num_heads):
-            torch.bmm(x[head], y[head].expand(tiles, -1, -1), out=out[head])
+        for i in range(count):
+            torch.bmm(x[i], y[i].expand(tiles, -1, -1), out=out[i])
     return out
 
 
@@ -155,28 +162,26 @@ def _merge(
     return out.permute(1, 0, 2, 3).flatten(1, 2).to(dtype), lse.permute(1, 0, 2).flatten(1)
 
 
-def _tokens(pages: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-    """Return a chunk's keys or values, float32 ``[KH, CHUNK, D]``."""
-    return pages.flatten(0, 1)[chunk.slots].float().transpose(0, 1).contiguous()
+def _tokens(pages: torch.Tensor, chunks: Chunks) -> torch.Tensor:
+    """Return the keys or values of chunks, float32 ``[KH, C * CHUNK, D]``."""
+    by_head = pages.flatten(0, 1).transpose(0, 1)
+    return by_head.index_select(1, chunks.slots).float().contiguous()
 
 
-def _tiles(query: torch.Tensor) -> torch.Tensor:
-    """Return queries ``[KH, R, G, D]`` in tiles, ``[KH, tiles, ROWS, D]``; empty rows are 0."""
-    num_heads, count, group, dim = query.shape
-    rows, size = _tile_shape(group)
-    tiles = -(-count // rows)
-    padded = query.new_zeros((num_heads, tiles * rows, group, dim))
-    padded[:, :count] = query
-    tiled = query.new_zeros((num_heads, tiles, size, dim))
-    tiled[:, :, : rows * group] = padded.view(num_heads, tiles, rows * group, dim)
-    return tiled
+def _tiles(query: torch.Tensor, chunks: Chunks) -> torch.Tensor:
+    """Return queries ``[KH, P, G, D]`` in tiles, ``[KH * C, n, ROWS, D]``; spare rows are 0."""
+    num_heads, _, group, dim = query.shape
+    count, tiles, size, _ = chunks.hidden.shape
+    rows = size // group * group
+    query = query.reshape(num_heads * count, tiles, rows, dim)
+    return query if rows == size else torch.nn.functional.pad(query, (0, 0, 0, size - rows))
 
 
-def _untiled(x: torch.Tensor, count: int, group: int) -> torch.Tensor:
-    """Return ``[KH, tiles, ROWS, …]`` as ``[KH, R, G, …]``."""
-    rows, _ = _tile_shape(group)
-    x = x[:, :, : rows * group].flatten(1, 2)
-    return x.unflatten(1, (-1, group))[:, :count]
+def _untiled(x: torch.Tensor, chunks: Chunks, group: int) -> torch.Tensor:
+    """Return ``[KH * C, n, ROWS, …]`` as ``[KH, R, G, …]``."""
+    count, _, size, _ = chunks.hidden.shape
+    x = x[:, :, : size // group * group]
+    return x.reshape(len(x) // count, len(chunks.pairs), group, *x.shape[3:])[:, chunks.taken]
 
 
 def _tile_shape(group: int) -> tuple[int, int]:
@@ -189,7 +194,8 @@ def _plan(table: BlockTable, num_rows: int, group: int, num_pages: int, page_siz
     """Cut every block read into chunks; leave out query tokens that see nothing of one."""
     reads = table.checked_reads(num_rows, num_pages, page_size)
     first_partial, num_partials = _partials(reads, table.window, num_rows)
-    chunks: list[Chunk] = []
+    few: list[Chunks] = []
+    many: list[Chunks] = []
     row_of_pair: list[int] = []
     for read in reads:
         first_pair = len(row_of_pair)
@@ -212,14 +218,28 @@ def _plan(table: BlockTable, num_rows: int, group: int, num_pages: int, page_siz
             slots = torch.where(anyone, slots + token % page_size, 0)
             partials = partial[index] + start // CHUNK - lo[index] // CHUNK
             hidden = _hidden(sees[index], group)
-            rows, pairs = index + read.first_row, index + first_pair
-            chunks.append(Chunk(slots, anyone, rows, pairs, partials, hidden))
+            places = torch.arange(len(index))
+            pairs = places.new_zeros(len(hidden) * _tile_shape(group)[0])
+            pairs[places] = index + first_pair
+            unseen = (~anyone).nonzero()[:, 0]
+            made = (slots, unseen, pairs, places, index + read.first_row, partials, hidden[None])
+            (few if len(hidden) == 1 else many).append(Chunks(*made))
     return Plan(
-        chunks,
+        [_joined(few), *many] if few else many,
         max(1, *num_partials),
         torch.tensor(row_of_pair, dtype=torch.int64),
         rotates=any(any(read.deltas) for read in reads),
     )
+
+
+def _joined(chunks: list[Chunks]) -> Chunks:
+    """Return chunks of one tile each as one."""
+    columns = [list(column) for column in zip(*chunks, strict=True)]
+    slots, unseen, pairs, taken, rows, partials, hidden = columns
+    for number, (tokens, places) in enumerate(zip(unseen, taken, strict=True)):
+        unseen[number] = tokens + number * CHUNK
+        taken[number] = places + number * len(pairs[0])
+    return Chunks(*map(torch.cat, (slots, unseen, pairs, taken, rows, partials, hidden)))
 
 
 def _partials(
