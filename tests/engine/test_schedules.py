@@ -31,13 +31,9 @@ PATHS: dict[str, dict[str, str]] = {
     "no compiler": {"CC": "false"},
 }
 """What the environment says on each path. docs/chat_model.md tells users the same."""
-KINDS = (
-    "llama:float32:none",
-    "llama:bfloat16:none",
-    "llama:float32:int8",
-    "starcoder2:float32:none",
-    "gemma2:bfloat16:none",
-)
+KINDS = ["llama:float32:none", "llama:bfloat16:none", "starcoder2:float32:none"]
+if DRAWS > 1:
+    KINDS += ["llama:float32:int8", "llama:bfloat16:int8", "gemma2:bfloat16:none"]
 
 
 def run_on(path: str, program: str, *arguments: str) -> None:

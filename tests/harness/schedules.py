@@ -147,11 +147,9 @@ def check(
     def engine(config: EngineConfig) -> Engine:
         return Engine(config, loaded=Pretrained(schedule_model(family).to(dtype), tokenizer))
 
-    requests = draw_requests(seed, 6)
+    requests = draw_requests(seed, 4)
     with engine(config) as one:
         alone = run(one, requests, None)
-        if difference := first_difference(alone, run(one, requests, None)):
-            return f"the same again: {difference}"
     for draw in range(draws):
         chance = random.Random(1000 * seed + draw)
         drawn = draw_config(config, chance)
