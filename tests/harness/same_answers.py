@@ -32,7 +32,7 @@ def ways(llm: ChatHogwild) -> dict[str, tuple[str, str]]:
     *_, beside = llm.batch([*OTHERS, PROMPT])
     asked["in a batch"] = answer(beside)
     try:
-        llm.invoke("word " * 9000)
+        llm.invoke("one two " * 30_000)
     except HogwildError:
         asked["after a failed request"] = answer(llm.invoke(PROMPT))
     next(iter(llm.stream(OTHERS[1])))  # a reader that leaves
