@@ -125,6 +125,11 @@ class Engine:
         """Whether the chat template has a thinking section before the answer."""
         return self.chat.thinking
 
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that a prompt and its answer may hold, by the context and the page pool."""
+        return min(self.context_len, self._cache.pool.num_pages * self.config.page_size)
+
     def count_tokens(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> int:

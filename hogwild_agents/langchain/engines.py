@@ -44,6 +44,14 @@ class EngineRegistry:
         """
         return self._future(config).result()
 
+    def loaded(self, config: EngineConfig) -> Engine | None:
+        """Return the engine for ``config`` if it is loaded already."""
+        with self._lock:
+            future = self._engines.get(config)
+        if future is None or not future.done() or _is_spent(future):
+            return None
+        return future.result()
+
     async def aget(self, config: EngineConfig) -> Engine:
         """Do as `get` without blocking the event loop or its thread pool."""
         return await asyncio.wrap_future(self._future(config))

@@ -118,7 +118,10 @@ class FusedLlamaForward:
             layer.gate_up = _fuse([mlp.gate_proj, mlp.up_proj], quantization, absmax)
             layer.down = _fuse([mlp.down_proj], quantization, absmax)
         lm_head = self._lm_head
-        self._lm_head = pack_linear(lm_head.weight, None, quantization, absmax.get(lm_head))
+        tied = lm_head.weight.data_ptr() == self._embedding.data_ptr()
+        self._lm_head = pack_linear(
+            lm_head.weight, None, quantization, absmax.get(lm_head), share=tied
+        )
         self._modules.clear()
         self._in_c = self._layers_in_c()
 
@@ -136,10 +139,10 @@ class FusedLlamaForward:
         slots = tensors.slots[self._shapes[0].device]
         if len(tokens) != self._buffers.num_tokens:
             self._buffers = _ActivationBuffers(len(tokens), x.dtype)
-        if self._in_c is not None and len(tokens) <= self._in_c.max_rows:
-            y = self._run_in_c(self._in_c, x, cos_sin, slots, tensors)
-        else:
+        if self._in_c is None:
             y = self._run(x, cos_sin, slots, tensors)
+        else:
+            y = self._run_in_c(self._in_c, x, cos_sin, slots, tensors)
         h = self._buffers.get("h", x.shape[1])
         c_backend.add_norm(x, y, self._norm.weight, self._norm.eps, h)
         return self._lm_head(h[logit_indices])

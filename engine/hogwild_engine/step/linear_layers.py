@@ -1,7 +1,8 @@
 """Linear layers as modules that are faster than `nn.Linear` on the CPU, in floats and in int8.
 
-With a few rows of input they take hardly longer than with one. oneDNN's operators are private to
-torch: `linear_packing` tests each layer that it makes.
+With a few rows of input they take hardly longer than with one. The native forms are batch
+invariant (`hogwild_kernels.cpu.matrix`); `row_blocks` makes oneDNN's so. oneDNN's operators are
+private to torch: `linear_packing` tests each layer that it makes.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ _UINT8_ZERO_POINT = 128
 
 
 class NativeLinear(nn.Module):
-    """``x @ weight.T + bias`` in C, over the weight in its own layout.
+    """``x @ weight.T + bias`` in C.
 
     Args:
-        weight: ``[out, in]``, float32 or bfloat16, on the CPU; kept, not copied.
+        weight: ``[out, in]``, float32 or bfloat16, on the CPU.
         bias: ``[out]`` or ``None``.
+        share: keep the weight itself, which another module reads too; see `matrix.Matrix`.
 
     Raises:
         ValueError: the C code does not take this weight here.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, share: bool = False
+    ) -> None:
         super().__init__()
-        self._weight, self._bias = weight.detach(), bias
-        self.matrix = matrix.Matrix(self._weight, bias)
+        self.matrix = matrix.Matrix(weight.detach(), bias, share=share)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.numel() > self.matrix.max_rows * self.matrix.width:
-            return nn.functional.linear(x, self._weight, self._bias)
         return self.matrix(x)
 
 

@@ -1,12 +1,13 @@
-"""Replace the linear layers of a model by the fastest form that computes the same numbers.
+"""Replace the linear layers of a model by the fastest batch-invariant form with the same numbers.
 
 Each layer is tested when it is made. A machine without a C compiler, or a torch without oneDNN's
-private operators, keeps `nn.Linear` and loses speed, not correctness.
+private operators, keeps `nn.Linear`, in blocks of rows, and loses speed, not correctness.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -21,6 +22,7 @@ from hogwild_engine.step.linear_layers import (
     PackedInt8Linear,
     PackedLinear,
 )
+from hogwild_engine.step.row_blocks import MakeLinear, RowBlocks, invariant_sizes
 
 _log = logging.getLogger(__name__)
 
@@ -69,17 +71,23 @@ def recorded_absmax(model: nn.Module) -> Iterator[ActivationAbsmax]:
 def pack(model: nn.Module, quantization: Quantization, absmax: ActivationAbsmax) -> None:
     """Replace the plain linear layers of ``model`` by their fastest form, in place.
 
-    A weight that the form copies is freed, unless another module shares it (tied embeddings).
+    A weight that the form copies is freed, unless another module shares it (tied embeddings): the
+    native form reads such a weight in place.
 
     Args:
         model: any module.
         quantization: see `pack_linear`.
         absmax: from `recorded_absmax`; layers without an entry are quantized without smoothing.
     """
+    parameters = model.named_parameters(remove_duplicate=False)
+    users = Counter(parameter.data_ptr() for _, parameter in parameters)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if is_plain(child):
-                made = pack_linear(child.weight, child.bias, quantization, absmax.get(child))
+                share = users[child.weight.data_ptr()] > 1
+                made = pack_linear(
+                    child.weight, child.bias, quantization, absmax.get(child), share=share
+                )
                 if not isinstance(made, nn.Linear):
                     setattr(parent, name, made)
 
@@ -90,33 +98,42 @@ def pack_linear(
     bias: torch.Tensor | None,
     quantization: Quantization,
     absmax: torch.Tensor | None = None,
+    *,
+    share: bool = False,
 ) -> nn.Module:
     """Return ``x @ weight.T + bias`` as the fastest module that computes the same numbers here.
+
+    On the CPU the bits of a row of output depend on that row of ``x`` alone.
 
     Args:
         weight: ``[out, in]``.
         bias: ``[out]`` or ``None``.
         quantization: "int8" tries the int8 forms first.
         absmax: see `hogwild_engine.step.linear_layers.Int8Weight.quantize`.
+        share: another module reads the weight too: a form that keeps it as it is saves memory.
     """
-    out_features, in_features = weight.shape
-    plain = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
-    plain.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    if bias is not None:
-        plain.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    if weight.device.type != "cpu" or weight.dtype not in _BOUND:
+    in_features = weight.shape[1]
+    plain = nn_linear(weight, bias)
+    if weight.device.type != "cpu":
         return plain
-    forms: list[tuple[Any, float]]
-    forms = [(make, _BOUND[weight.dtype]) for make in (NativeLinear, PackedLinear)]
+    if weight.dtype not in _BOUND:
+        return _in_row_blocks(plain, nn_linear, weight, bias)
+    native: Any = partial(NativeLinear, share=share)
+    bound = _BOUND[weight.dtype]
+    forms: list[tuple[Any, float, bool]] = [(native, bound, True), (PackedLinear, bound, False)]
     if quantization == "int8":
-        int8_forms = (NativeInt8Linear, PackedInt8Linear)
-        forms = [(partial(make, absmax=absmax), _INT8_BOUND) for make in int8_forms] + forms
+        int8_forms = ((NativeInt8Linear, True), (PackedInt8Linear, False))
+        forms = [
+            (partial(make, absmax=absmax), _INT8_BOUND, invariant) for make, invariant in int8_forms
+        ] + forms
     x = torch.sin(torch.arange(_TEST_ROWS * in_features)).view(-1, in_features)
     x = (x if absmax is None else x * absmax).to(weight.dtype)
     wanted = plain(x).float()
-    for make, bound in forms:
+    for make, bound, invariant in forms:
         try:
             layer = make(plain.weight, plain.bias)
+            if not invariant:
+                layer = _in_row_blocks(layer, type(layer), weight, bias)
             got = torch.cat([layer(x[:1]), layer(x[1:])])
         except (AttributeError, RuntimeError, NotImplementedError) as reason:
             _warn_once(f"matrices are not packed: {reason}")
@@ -127,10 +144,30 @@ def pack_linear(
         error = float((got.float() - wanted).norm() / wanted.norm())
         if error <= bound:
             return layer
-        name, shape = type(layer).__name__, tuple(weight.shape)
+        form = layer.linear if isinstance(layer, RowBlocks) else layer
+        name, shape = type(form).__name__, tuple(weight.shape)
         _warn_once(f"{name} is not used for some matrices: its error is above {bound:.2g}")
         _log.debug("%s for a matrix %s: error %.2g, wanted %.2g", name, shape, error, bound)
+    return _in_row_blocks(plain, nn_linear, weight, bias)
+
+
+def nn_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    """Return an `nn.Linear` over a weight ``[out, in]`` and a bias, both kept."""
+    plain = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    plain.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        plain.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return plain
+
+
+def _in_row_blocks(
+    layer: nn.Module, make: MakeLinear, weight: torch.Tensor, bias: torch.Tensor | None
+) -> nn.Module:
+    """Return ``layer``, which ``make`` makes, as a batch-invariant module."""
+    out_features, in_features = weight.shape
+    has_bias = bias is not None
+    sizes = invariant_sizes(make, (out_features, in_features), weight.dtype, has_bias=has_bias)
+    return RowBlocks(layer, sizes)
 
 
 @cache

@@ -81,8 +81,6 @@ class Layers:
             if layer.head_norms:
                 of_query, of_key, struct.head_eps = layer.head_norms
                 struct.q_norm, struct.k_norm = of_query.data_ptr(), of_key.data_ptr()
-        matrices = [matrix for layer in layers for matrix in layer[:4]]
-        self.max_rows = min(matrix.max_rows for matrix in matrices)
         self._function = libraries()[dtype].decoder_layers
         pointer, integer = ctypes.c_void_p, ctypes.c_int
         self._function.argtypes = [pointer, integer, *[pointer] * 3, integer, pointer]
@@ -101,7 +99,7 @@ class Layers:
         ``activations.output``.
 
         Args:
-            x: ``[T, E]``, at most ``max_rows`` rows.
+            x: ``[T, E]``.
             stored: keys and values of each layer, ``[num_pages, page_size, KH, D]``.
             kinds: `LayerParts.kind` is an index into them.
             activations: as many rows as ``x``.

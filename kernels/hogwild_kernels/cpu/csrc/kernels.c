@@ -9,7 +9,8 @@
 //   attention_vectors.h   one task with vectors, attention_amx.h with tiles
 //   attention_merge.h     all tasks on the threads, and their merge
 //   norms_rope.h          residual + RMS norm, SiLU, RoPE and the write to the cache
-//   matrix.h              linear layers; matrix_kernel.h is one kind of them
+//   wide.h                vectors of the processor's own width
+//   matrix.h              linear layers; matrix_kernel.h, matrix_packed.h are one kind of them
 //   decoder_layers.h      all of the above, layer by layer
 //   ranking.h, sampling.h logits to tokens
 

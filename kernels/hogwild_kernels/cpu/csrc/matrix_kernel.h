@@ -1,40 +1,56 @@
 // One kind of linear layer; matrix.h includes this file once for floats and once for int8.
 //   KIND(f)      f with the kind's prefix
-//   SUM, DOT     DOT(acc, w, x) multiplies 16 words of w and x, adds each word's products to its lane
-//                of acc, a SUM. A word is 32 bits of a row: one float, two bfloat16, four int8
+//   SUM, DOT     DOT(acc, w, x) multiplies WIDE words of w and x, adds each word's products to its lane
+//                of acc. A word is 32 bits of a row: one float, two bfloat16, four int8. A SUM has 16
+//                lanes, a WIDE_SUM WIDE
 //   TILE_DOT     the same for AMX tiles, if the processor has them
 //   IS_INT8      quantize rows of x first, scale the sums
+//   STEPS, OPERAND, MULTIPLY  see matrix_packed.h
 
 INLINE void KIND(finish)(const Matrix *m, const float *scales, SUM sum, int row, int64_t column,
                  scalar_t *out) {
 #if IS_INT8
   i32x16 zero = *(const i32x16_any *)(m->zero_point + column);
-  f32x16 y = __builtin_convertvector(sum - zero, f32x16) * (scales[row] * load_f32(m->scale + column));
+  f32x16 y = __builtin_convertvector(sum - zero, f32x16);
+  f32x16 scale = scales[row] * load_f32(m->scale + column);
+  if (m->bias) y = fma16(y, scale, load((const scalar_t *)m->bias + column));
+  else y *= scale;
 #else
   f32x16 y = sum;
-#endif
   if (m->bias) y += load((const scalar_t *)m->bias + column);
+#endif
   store(out + row * m->columns + column, y);
 }
+
+#include "matrix_packed.h"
 
 // `count` rows of x times 16 / count rows of the weight, both constants: lane r * (16 / count) + c.
 INLINE SUM KIND(dots)(const char *const *x, const char *w, int64_t row_bytes, int count) {
   int columns = LANES / count;
-  SUM acc[LANES] = {};
-  for (int64_t i = 0; i < row_bytes; i += 64)
-    UNROLL for (int c = 0; c < columns; c++) {
-      u32x16 words = *(const u32x16_any *)(w + c * row_bytes + i);
-      __builtin_prefetch(w + (c + columns) * row_bytes + i);
-      UNROLL for (int r = 0; r < count; r++) {
-        int at = r * columns + c;
-        acc[at] = DOT(acc[at], words, *(const u32x16_any *)(x[r] + i));
-      }
-    }
+  int at_once = SUMS_IN_REGISTERS > count ? SUMS_IN_REGISTERS / count : 1;  // columns
   u32x16 lanes[LANES];
-  UNROLL for (int i = 0; i < LANES; i++) lanes[i] = (u32x16)acc[i];
+  for (int first = 0; first < columns; first += at_once) {
+    WIDE_SUM acc[SUMS_IN_REGISTERS][PARTS] = {};
+    for (int64_t i = 0; i < row_bytes; i += 64)
+      UNROLL for (int c = 0; c < at_once; c++) {
+        const char *from = w + (first + c) * row_bytes + i;
+        __builtin_prefetch(from + at_once * row_bytes);
+        UNROLL for (int part = 0; part < PARTS; part++) {
+          int64_t byte = part * sizeof(u32_wide);
+          u32_wide words = *(const u32_wide_any *)(from + byte);
+          UNROLL for (int r = 0; r < count; r++)
+            acc[r * at_once + c][part] = DOT(acc[r * at_once + c][part], words,
+                                             *(const u32_wide_any *)(x[r] + i + byte));
+        }
+      }
+    UNROLL for (int r = 0; r < count; r++)
+      UNROLL for (int c = 0; c < at_once; c++)
+        memcpy(lanes + r * columns + first + c, acc[r * at_once + c], 64);
+  }
   transpose(lanes);
-  UNROLL for (int i = 1; i < LANES; i++) acc[0] = (i == 1 ? (SUM)lanes[0] : acc[0]) + (SUM)lanes[i];
-  return acc[0];
+  SUM sum = (SUM)lanes[0];
+  UNROLL for (int i = 1; i < LANES; i++) sum += (SUM)lanes[i];
+  return sum;
 }
 
 // 16 columns of up to `count` rows: y [count], a row of 16 sums each.
@@ -101,6 +117,7 @@ INLINE void KIND(columns_by_tiles)(const Matrix *m, const char *x, const float *
 // out [rows, columns] = x [rows, in] @ weight.T + bias.
 EXPORT void KIND(matrix)(const Matrix *m, const scalar_t *x, int rows, scalar_t *out, int threads) {
   int64_t chunks = (m->columns + COLUMNS - 1) / COLUMNS;
+  int64_t row_blocks = (rows + PACKED_ROWS - 1) / PACKED_ROWS;
   const char *words = (const char *)x;
   const float *scales = 0;
 #if IS_INT8
@@ -111,6 +128,11 @@ EXPORT void KIND(matrix)(const Matrix *m, const scalar_t *x, int rows, scalar_t 
 #if HAS_AMX && defined(TILE_DOT)
   int tiles = m->use_amx && (!IS_INT8 || rows > DOT_ROWS), row_tiles = (rows + 15) / 16;
   char *packed = tiles ? aligned_alloc(64, row_tiles * 16 * m->row_bytes) : 0;
+#endif
+#if STEPS > 1
+  char *operands = m->is_packed ? aligned_alloc(64, rows * STEPS * m->row_bytes) : 0;
+#else
+  const char *operands = words;
 #endif
   threads = team_size(threads);
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -140,7 +162,23 @@ EXPORT void KIND(matrix)(const Matrix *m, const scalar_t *x, int rows, scalar_t 
       _tile_release();
     } else
 #endif
-    {
+    if (m->is_packed) {
+#if STEPS > 1
+#pragma omp for
+      for (int row = 0; row < rows; row++)
+        KIND(expand)(words + row * m->row_bytes, m->row_bytes,
+                     operands + row * STEPS * m->row_bytes);
+#endif
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t task = 0; task < chunks * row_blocks; task++) {
+        int64_t column = task / row_blocks * COLUMNS;
+        int row = task % row_blocks * PACKED_ROWS;
+        int64_t left = m->columns - column;
+        KIND(packed_chunk)(m, operands, STEPS * m->row_bytes, scales, row,
+                           rows - row < PACKED_ROWS ? rows - row : PACKED_ROWS, column,
+                           (int)(left < COLUMNS ? left : COLUMNS) / LANES, out);
+      }
+    } else {
 #pragma omp for schedule(dynamic, 1)
       for (int64_t chunk = 0; chunk < chunks; chunk++) {
         int64_t stop = (chunk + 1) * COLUMNS < m->columns ? (chunk + 1) * COLUMNS : m->columns;
@@ -155,5 +193,8 @@ EXPORT void KIND(matrix)(const Matrix *m, const scalar_t *x, int rows, scalar_t 
 #endif
 #if HAS_AMX && defined(TILE_DOT)
   free(packed);
+#endif
+#if STEPS > 1
+  free(operands);
 #endif
 }
