@@ -60,19 +60,18 @@ def test_the_bits_of_a_row_depend_on_nothing_but_the_row(
 def test_sizes_that_differ_are_not_used() -> None:
     """An operator that rounds differently from 64 rows on, and whose pairs feel their place."""
 
-    class Choosy(torch.nn.Linear):
+    class Choosy(torch.nn.Module):
+        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+            super().__init__()
+            self.weight = weight
+
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = torch.cat([super(Choosy, self).forward(row) for row in x[:, None]])
+            out = torch.stack([self.weight @ row for row in x])
             if len(x) == 2:
                 out[1] += 1
             return out * (1 + 1e-6) if len(x) >= 64 else out
 
-    def make(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Module:
-        made = Choosy(weight.shape[1], weight.shape[0], bias=False)
-        made.weight = torch.nn.Parameter(weight, requires_grad=False)
-        return made
-
-    assert invariant_sizes(make, (48, 64), torch.float32, has_bias=False) == (1, 4, 8, 16, 32)
+    assert invariant_sizes(Choosy, (48, 64), torch.float32, has_bias=False) == (1, 4, 8, 16, 32)
 
 
 @pytest.mark.parametrize(
