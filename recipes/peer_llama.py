@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hogwild_agents.bench.measurement import TEMPERATURE, TOP_P, Measured
-from hogwild_engine.fresh_thread import run_in_fresh_thread
+from hogwild_engine.threads import run_in_fresh_thread
 
 MAX_NUM_BATCHED_TOKENS = 512
 

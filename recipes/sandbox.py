@@ -1,32 +1,41 @@
-"""Run one candidate with its tests in a process of its own, and say whether they passed.
+"""Run model-written Python with its tests, so that it can compute and do nothing else.
 
-This keeps the accidents of model-written code in; it is no jail for hostile code. It bounds wall
-and CPU time, memory and file size; gives an empty folder as working directory and home, none of the
-caller's environment, no input, and drops all output; and kills the process group at the end.
-In the process, Python's audit hook refuses sockets, new processes, and changes to files outside
-that folder. On Linux, where user namespaces are allowed, it has no network device and its
-processes die with it, whatever it calls. Elsewhere native code (`ctypes`) gets past the hook,
-a process that leaves its group is not found, and macOS does not enforce the memory limit.
-Files that the user can read are readable. Only the standard library can be imported.
+What is promised, by whom, on Linux, as root or not, in a container or not:
+
+- It writes nothing, anywhere; opens no socket; starts no process or thread; sends no signal and
+  changes no file's owner, mode, time or attribute. The kernel refuses every system call that is not
+  on a list of what a computation needs (seccomp), whatever the code goes through: Python, C
+  extensions or `ctypes`.
+- It reads the standard library and no other file (Landlock, Linux 5.13). Where the kernel has no
+  Landlock, it can read what the user can read, and `Sandbox.hides_files` is false; names and
+  sizes of files (`stat`) are visible everywhere.
+- It cannot forge its verdict. Tests run in another process, which calls the candidate's functions:
+  plain values go there and back. The candidate holds no descriptor but those of these two pipes.
+- Wall and CPU time and memory are bounded, and both processes are killed at the end.
+
+Without Linux or libseccomp nothing is executed: `SandboxError`. No promise covers faults of the
+kernel, or what timing betrays. Only the standard library can be imported.
 """
 
 import json
 import os
-import secrets
 import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
-CHILD = Path(__file__).with_name("sandbox_child.py").resolve()
-REPORT_LIMIT = 4096
+_JUDGE = Path(__file__).with_name("sandbox_judge.py").resolve()
+_REPORT_LIMIT = 4096
+
+
+class SandboxError(Exception):
+    """Nothing here can confine a candidate, so it was not executed."""
 
 
 class Verdict(NamedTuple):
@@ -36,18 +45,7 @@ class Verdict(NamedTuple):
     reason: str
 
 
-@cache
-def namespace_launcher() -> tuple[str, ...]:
-    """The command prefix that takes network and stray processes away; empty where refused."""
-    launcher = ("unshare", "--map-root-user", "--net", "--pid", "--kill-child")
-    try:
-        subprocess.run([*launcher, "true"], check=True, capture_output=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return launcher
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sandbox:
     """Limits for one candidate.
 
@@ -55,94 +53,86 @@ class Sandbox:
         wall_s: Time until it is killed, start included.
         cpu_s: CPU time until the kernel ends it.
         memory_mb: Address space of the process.
-        file_mb: Size of any one file that it writes.
-        launcher: Command that the interpreter is started through.
     """
 
     wall_s: float = 10.0
     cpu_s: int = 5
     memory_mb: int = 512
-    file_mb: int = 16
-    launcher: tuple[str, ...] = field(default_factory=namespace_launcher)
 
-    def run(self, source: str, tests: str, preamble: str = "") -> Verdict:
-        """Execute preamble, source and tests in turn in one module.
-
-        They passed if the tests ran to their end. The proof is a random token that waits unread
-        in a pipe and is sent back after the last test, on a channel that is not standard output:
-        leaving early or printing something does not pass.
+    def run(
+        self, source: str, tests: str, preamble: str = "", entry_point: str | None = None
+    ) -> Verdict:
+        """Execute the candidate; call it from its tests. It passed if these ran to their end.
 
         Args:
             source: The candidate.
-            tests: Python text that raises where the candidate is wrong.
-            preamble: Imports and helpers that the candidate may use.
+            tests: Trusted Python text that raises where the candidate is wrong. It calls functions
+                with plain data: numbers, text, lists, tuples, sets, dicts. Lists, dicts and sets
+                among the arguments are left as the function left them.
+            preamble: Trusted imports and helpers that both may use.
+            entry_point: The candidate's function that tests may call; None for all that it defines.
+
+        Raises:
+            SandboxError: this machine has nothing that confines it.
         """
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            job = asdict(self) | {"parts": [preamble, source, tests]}
-            Path(folder, "job.json").write_text(json.dumps(job), encoding="utf-8")
-            process = subprocess.Popen(
-                [*self.launcher, sys.executable, "-S", "-P", "-B", str(CHILD)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env=_environment(folder),
-                start_new_session=True,
-            )
-            try:
-                return self._verdict(process)
-            finally:
-                _end(process)
+        report = self._report(
+            {"source": source, "tests": tests, "preamble": preamble, "entry_point": entry_point}
+        )
+        return Verdict(report["passed"], "passed" if report["passed"] else report["reason"])
 
-    def _verdict(self, process: subprocess.Popen[bytes]) -> Verdict:
-        deadline = time.monotonic() + self.wall_s
-        token = secrets.token_hex(16)
-        assert process.stdin
-        assert process.stdout
-        with suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(token.encode())
-        if line := _read_line(process.stdout, deadline):
-            return _judge(line, token)
+    @cached_property
+    def hides_files(self) -> bool:
+        """Whether a candidate can read no file but the standard library's.
+
+        Raises:
+            SandboxError: this machine has nothing that confines it.
+        """
+        return bool(
+            Sandbox()._report({"source": "", "tests": "", "preamble": ""}).get("hides_files")
+        )
+
+    def _report(self, job: dict[str, Any]) -> dict[str, Any]:
+        limits = asdict(self) | {"wall_s": round(self.wall_s) + 1}
+        process = subprocess.Popen(
+            # The interpreter itself: a virtual environment is not readable in there.
+            [os.path.realpath(sys.executable), "-I", "-S", "-B", str(_JUDGE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
+            start_new_session=True,
+        )
         try:
-            status = process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return Verdict(False, f"timed out after {self.wall_s:g} s")
-        return Verdict(False, _ending(status))
+            assert process.stdin
+            assert process.stdout
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(json.dumps({"entry_point": None} | job | limits).encode())
+            line = _read_line(process.stdout, time.monotonic() + self.wall_s)
+        finally:
+            _end(process)
+        if line is None:
+            return {"passed": False, "reason": f"timed out after {self.wall_s:g} s"}
+        if not line:
+            return {"passed": False, "reason": f"the tests died, exit status {process.returncode}"}
+        report = json.loads(line)
+        if "unconfined" in report:
+            raise SandboxError(f"generated code is not executed: {report['unconfined']}")
+        return report
 
 
-def _environment(folder: str) -> dict[str, str]:
-    fixed = {"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
-    return fixed | {"HOME": folder, "TMPDIR": folder}
-
-
-def _read_line(stream: IO[bytes], deadline: float) -> bytes:
-    """The child's report, bounded; empty if the child ends or time is up before there is one."""
+def _read_line(stream: IO[bytes], deadline: float) -> bytes | None:
+    """The judge's report; empty if it ends without one, None if time is up."""
     line = b""
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
-        while not line.endswith(b"\n") and len(line) < REPORT_LIMIT:
+        while not line.endswith(b"\n"):
             if not selector.select(max(0.0, deadline - time.monotonic())):
+                return None
+            if not (chunk := os.read(stream.fileno(), _REPORT_LIMIT)):
                 return b""
-            if not (chunk := os.read(stream.fileno(), REPORT_LIMIT)):
-                break
             line += chunk
     return line
-
-
-def _judge(line: bytes, token: str) -> Verdict:
-    with suppress(ValueError, AttributeError, KeyError):
-        report = json.loads(line)
-        if report.get("token") == token:
-            return Verdict(True, "passed")
-        return Verdict(False, str(report["reason"]))
-    return Verdict(False, "wrote to the channel of its result")
-
-
-def _ending(status: int) -> str:
-    number = -status if status < 0 else status - 128
-    if number > 0:
-        return f"died of signal {number}"
-    return f"ended before its tests did, exit status {status}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

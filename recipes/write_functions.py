@@ -7,8 +7,8 @@ A pack of functions is asked for in one message. One plain worker writes them on
 workers write them at the same time over one shared cache, each seeing what the others have begun.
 Workers that never see each other (`sync_interval=None`) are the control. All get the same number of
 steps: sequential forward passes, one token of every worker in each. After the run the functions are
-taken out of the transcript as it stood at each budget, and each is run with its tests in a process
-of its own. The table gives the share of the functions that pass.
+taken out of the transcript as it stood at each budget, and each is run with its tests in a sandbox
+(recipes/sandbox.py says what it promises; it needs Linux). The table gives the share that pass.
 
 Meant for Qwen2.5-Coder; the embedded model writes few functions that pass.
 """
@@ -40,7 +40,7 @@ from recipes.function_task import (
     packs_of,
     read_humaneval,
 )
-from recipes.sandbox import Sandbox, Verdict
+from recipes.sandbox import Sandbox, SandboxError, Verdict
 from recipes.starter_tasks import STARTER_TASKS
 from recipes.transcript import Record, extract_functions, transcript_at
 
@@ -126,6 +126,11 @@ def main(argv: Sequence[str] | None = None, run_pack: RunPack = run_pack) -> int
         for seed in range(options.seeds)
     ]
     sandbox, console = Sandbox(), Console(stderr=True)
+    try:
+        if not sandbox.hides_files:
+            console.print("no Landlock here: what is written can read all files that you can read")
+    except SandboxError as error:
+        parser.error(str(error))
     settings = (options.temperature, budgets[-1])
     written = finished(runs, options.parallel, lambda run: run_pack(options.model, run, *settings))
     scores: list[Score] = []
@@ -247,7 +252,9 @@ def score(run: Run, records: list[Record], budgets: Iterable[int], sandbox: Sand
             if source is not None:
                 key = (task.name, source)
                 if key not in known:
-                    known[key] = sandbox.run(source, task.test_program, task.preamble)
+                    known[key] = sandbox.run(
+                        source, task.test_program, task.preamble, task.entry_point
+                    )
                 verdict = known[key]
             verdicts[budget][task.name] = verdict
     return Score(run, text, verdicts)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import secrets
 import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from math import isnan
 from typing import Any
 
-import psutil
 import torch
 
 from hogwild_engine.api.config import EngineConfig
@@ -24,27 +25,28 @@ from hogwild_engine.api.errors import (
 from hogwild_engine.api.events import Event, Failed
 from hogwild_engine.api.request import Request
 from hogwild_engine.cache.kv_cache import KVCache, LayerShape
-from hogwild_engine.fresh_thread import run_in_fresh_thread
 from hogwild_engine.handle import Handle
 from hogwild_engine.loading.load import load_model
+from hogwild_engine.loading.memory import pool_pages, return_freed_memory
 from hogwild_engine.loading.pretrained import Pretrained
+from hogwild_engine.origin import Origin
 from hogwild_engine.scheduler import Scheduler
 from hogwild_engine.sessions.budget import SessionLimits
 from hogwild_engine.sessions.context import SessionContext
-from hogwild_engine.sessions.session import Cancel, Session
+from hogwild_engine.sessions.session import Cancel, ScheduledStep, Session
 from hogwild_engine.stats import EngineStats, Recorder
-from hogwild_engine.step.batch import build_batch
+from hogwild_engine.step.batch import Batch, build_batch
 from hogwild_engine.step.cuda_graphs import CudaCapture, DecodeGraphs
 from hogwild_engine.step.model_runner import ModelRunner
-from hogwild_engine.step.sampling import ResolvedSampling, sample
+from hogwild_engine.step.sampling import ResolvedSampling, SampledToken, sample
+from hogwild_engine.threads import run_in_fresh_thread
 
 LINGER_S = 0.3
 """Seconds that an idle engine keeps its OpenMP workers. They slow other computation in the process,
 and new ones cost the next request some ten milliseconds.
 """
 
-MAX_CONTEXTS = 64
-"""The pool holds at most this many full contexts unless ``num_pages`` says otherwise."""
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -70,19 +72,26 @@ class Engine:
 
     def __init__(self, config: EngineConfig, loaded: Pretrained | None = None) -> None:
         self.config = config
+        self._origin = Origin()
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         model = run_in_fresh_thread(lambda: load_model(config, loaded))
         self.tokenizer, self.chat = model.tokenizer, model.chat
         self.default_sampling = model.default_sampling
         self.context_len, self.check_error = model.context_len, model.validation_error
-        num_pages = self._pages(model.shapes, model.device)
+        num_pages = pool_pages(config, model.shapes, model.context_len)
         self._cache = KVCache(
             model.shapes,
             num_pages,
             config.page_size,
             model.backends,
             keeps_pages=config.prefix_cache,
+        )
+        _log.info(
+            "%s: the KV cache takes up to %.0f MB for %d tokens; num_pages changes that",
+            config.model,
+            self._cache.num_bytes / 1e6,
+            num_pages * config.page_size,
         )
         graphs = self._graphs(model.shapes) if config.cuda_graphs else None
         self._runner = ModelRunner(model.forward, self._cache, model.windows, graphs)
@@ -104,26 +113,20 @@ class Engine:
         require(fits, "cuda_graphs", "a CUDA device that holds all layers", sorted(devices))
         return DecodeGraphs(shapes[0].device, CudaCapture())
 
-    def _pages(self, shapes: Sequence[LayerShape], device: torch.device) -> int:
-        if self.config.num_pages is not None:
-            return self.config.num_pages
-        if device.type == "cuda":
-            free = torch.cuda.mem_get_info(device)[0]
-        else:
-            free = psutil.virtual_memory().available
-        page_bytes = self.config.page_size * sum(shape.bytes_per_token for shape in shapes)
-        affordable = int(free * self.config.memory_fraction) // page_bytes
-        useful = MAX_CONTEXTS * -(-self.context_len // self.config.page_size)
-        return max(1, min(affordable, useful))
-
     @property
     def closed(self) -> bool:
-        return self._closed
+        """Whether it serves no more requests, because of `close` or in a forked process."""
+        return self._closed or not self._origin.is_here
 
     @property
     def thinking(self) -> bool:
         """Whether the chat template has a thinking section before the answer."""
         return self.chat.thinking
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that a prompt and its answer may hold, by the context and the page pool."""
+        return min(self.context_len, self._cache.pool.num_pages * self.config.page_size)
 
     def count_tokens(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
@@ -133,7 +136,9 @@ class Engine:
         Raises:
             NoChatTemplateError: the tokenizer has no chat template.
             RequestError: the template refuses the messages.
+            EngineClosedError: the engine belongs to another process.
         """
+        self._origin.require_here("engine")
         return len(self.chat.render(messages, tools))
 
     def submit(self, request: Request) -> Handle:
@@ -142,11 +147,12 @@ class Engine:
         Rendering, grammars and checks happen in the caller's thread.
 
         Raises:
-            EngineClosedError: the engine was closed.
+            EngineClosedError: the engine was closed, or belongs to another process.
             PromptTooLongError: the prompt does not fit the context, or the page pool.
             RequestError: the template refuses the messages, or a tool or grammar is wrong.
             NoChatTemplateError: the model's tokenizer has no chat template.
         """
+        self._origin.require_here("engine")
         limits = SessionLimits(self.context_len, self._cache.pool.num_pages, self.config.page_size)
         sampling = ResolvedSampling.resolve(request.sampling, self.default_sampling)
         session = Session(SessionContext(request, self.chat, sampling, self._cache, limits))
@@ -169,13 +175,19 @@ class Engine:
             num_pages=pool.num_pages,
             free_pages=pool.num_free,
             page_size=pool.page_size,
-            cache_bytes=pool.num_pages * pool.page_size * self._cache.bytes_per_token,
+            cache_bytes=self._cache.num_bytes,
             sessions=len(scheduler.running),
             waiting=len(scheduler.waiting),
         )
 
     def close(self) -> None:
-        """End all sessions with `EngineClosedError` and stop the thread. Safe to call again."""
+        """End all sessions with `EngineClosedError`, stop the thread, and free the memory of the
+        model and the KV cache. Safe to call again.
+
+        In a forked process it does nothing.
+        """
+        if not self._origin.is_here:
+            return
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -191,6 +203,8 @@ class Engine:
     # The engine's threads: one that waits, and while there is work another one
 
     def _send(self, session: Session, message: Cancel) -> None:
+        if not self._origin.is_here:
+            return
         with self._wake:
             session.send(message)
             self._has_messages = True
@@ -205,6 +219,13 @@ class Engine:
                 self._closed = True
             for session in list(self._handles):
                 self._end(session, EngineClosedError("the engine was closed; make a new one"))
+            self._free()
+
+    def _free(self) -> None:
+        """Drop the model and the cache, and return their memory to the system."""
+        self._cache.release()
+        del self._runner
+        return_freed_memory()
 
     def _wait(self) -> bool:
         """Sleep until there is something to do. ``False`` once closed."""
@@ -224,8 +245,9 @@ class Engine:
                 for session in self._scheduler.admit():
                     self._begin(session)
                 self._step()
-            except Exception as error:  # an engine fault must not leave readers waiting
-                for session in list(self._handles):
+            except Exception as error:  # a fault of no session that is known
+                scheduler = self._scheduler
+                for session in list(scheduler.running) or list(scheduler.waiting)[:1]:
                     self._fail(session, error)
 
     def _receive(self) -> bool:
@@ -243,47 +265,83 @@ class Engine:
             self._submitted.clear()
             self._has_messages = False
         for session in submitted:
-            if session in self._handles:  # else it failed with all others before it was seen here
+            if session in self._handles:  # else it was cancelled before it was seen here
                 self._scheduler.add(session)
         for session in list(self._handles) if has_messages else ():
             try:
                 session.read_inbox()
-            except HogwildError as error:
-                self._end(session, error)
+            except Exception as error:
+                self._fail(session, error)
         return self._scheduler.has_work and not self._closed
 
     def _begin(self, session: Session) -> None:
         try:
             session.begin()
+            self._hand_over(session, session.drain_events())
         except Exception as error:
             self._fail(session, error)
-        else:
-            self._hand_over(session, session.drain_events())
 
     def _step(self) -> None:
-        """Make one step: schedule, forward, sample, postprocess."""
+        """Make one step: schedule, forward, sample, postprocess.
+
+        A fault of one session, in any part but the forward, ends that session alone.
+        """
         scheduled = self._scheduler.schedule()
+        for session, error in self._scheduler.take_faults():
+            self._fail(session, error)
+        batch, scheduled = self._build_batch(scheduled)
         if not scheduled:
-            assert not self._scheduler.running, "a session runs but has no pending token"
             return
         try:
-            batch = build_batch([step.chunks for step in scheduled])
             logits = self._runner.run(batch)
-            rows = [row for step in scheduled for row in step.rows]
-            sampled = iter(sample(logits, rows) if rows else [])
         except Exception as error:
             for step in scheduled:
                 self._fail(step.session, error)
             return
         self._recorder.add_step(len(batch.tokens), self._runner.forward_s)
-        for session, _, rows in scheduled:
-            tokens = list(islice(sampled, len(rows)))
+        for session, tokens in self._sample(logits, scheduled):
             try:
-                events = session.postprocess(tokens)
+                if any(isnan(token.probability) for token in tokens):
+                    session.forget_prefix()  # what it has stored may be wrong
+                    raise FloatingPointError(
+                        "the model's logits are not finite; try dtype='float32'"
+                    )
+                self._hand_over(session, session.postprocess(tokens))
             except Exception as error:
                 self._fail(session, error)
-            else:
-                self._hand_over(session, events)
+
+    def _sample(
+        self, logits: torch.Tensor, scheduled: Sequence[ScheduledStep]
+    ) -> list[tuple[Session, list[SampledToken]]]:
+        """Return the tokens of each session, without sessions whose rows cannot be sampled."""
+        counts = [len(step.rows) for step in scheduled]
+        try:
+            rows = [row for step in scheduled for row in step.rows]
+            sampled = iter(sample(logits, rows) if rows else [])
+            return [
+                (step.session, list(islice(sampled, count)))
+                for step, count in zip(scheduled, counts, strict=True)
+            ]
+        except Exception as error:
+            if len(scheduled) == 1:
+                self._fail(scheduled[0].session, error)
+                return []
+            parts = zip(logits.split(counts), scheduled, strict=True)
+            return [pair for part, step in parts for pair in self._sample(part, [step])]
+
+    def _build_batch(self, scheduled: list[ScheduledStep]) -> tuple[Batch, list[ScheduledStep]]:
+        """Return the batch of the step, without sessions whose part cannot be built."""
+        try:
+            return build_batch([step.chunks for step in scheduled]), scheduled
+        except Exception:
+            sound = []
+            for step in scheduled:
+                try:
+                    build_batch([step.chunks])
+                    sound.append(step)
+                except Exception as error:
+                    self._fail(step.session, error)
+            return build_batch([step.chunks for step in sound]), sound
 
     def _hand_over(self, session: Session, events: list[Event]) -> None:
         if not events:
@@ -305,8 +363,12 @@ class Engine:
         self._end(session, error)
 
     def _end(self, session: Session, error: HogwildError) -> None:
-        self._scheduler.remove(session)
-        self._handles.pop(session).push([Failed(error)])
+        handle = self._handles.pop(session, None)
+        try:
+            self._scheduler.remove(session)
+        finally:
+            if handle is not None:  # else its end was told already
+                handle.push([Failed(error)])
 
 
 def _close_if_alive(engine: weakref.ref[Engine]) -> None:

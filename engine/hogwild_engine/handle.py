@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from time import monotonic
 
 from hogwild_engine.api.events import Event, Failed, Finished
+from hogwild_engine.origin import Origin
 
 
 class Handle:
@@ -22,6 +23,7 @@ class Handle:
     def __init__(self, id: str, cancel: Callable[[], None]) -> None:
         self.id = id
         self._cancel = cancel
+        self._origin = Origin()
         self._events: deque[Event] = deque()
         self._changed = threading.Condition()
         self._wake: Callable[[], None] | None = None
@@ -38,7 +40,7 @@ class Handle:
         """Yield events as they come, the last one `Finished`.
 
         Raises:
-            HogwildError: the session failed or was cancelled.
+            HogwildError: the session failed or was cancelled, or belongs to another process.
         """
         while True:
             event = self._next(None)
@@ -55,7 +57,7 @@ class Handle:
 
         Raises:
             TimeoutError: the session is not finished in time.
-            HogwildError: the session failed or was cancelled.
+            HogwildError: the session failed or was cancelled, or belongs to another process.
         """
         deadline = None if timeout_s is None else monotonic() + timeout_s
         while True:
@@ -76,6 +78,7 @@ class Handle:
         self._wake = wake
         try:
             while True:
+                self._origin.require_here("session")
                 changed.clear()
                 while self._events:
                     event = self._take()
@@ -95,6 +98,7 @@ class Handle:
             wake()
 
     def _next(self, deadline: float | None) -> Event:
+        self._origin.require_here("session")
         with self._changed:
             while not self._events:
                 left = None if deadline is None else deadline - monotonic()

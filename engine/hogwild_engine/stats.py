@@ -26,7 +26,8 @@ class EngineStats:
         num_pages: pages in the pool.
         free_pages: pages that no session holds; they may be cached prefixes.
         page_size: tokens a page holds.
-        cache_bytes: bytes of the pool, used or not.
+        cache_bytes: bytes of the pool when all its pages have been used once. Memory of the process
+            grows until then and stays.
         sessions: sessions that run.
         waiting: sessions that wait for pages.
     """
@@ -46,6 +47,11 @@ class EngineStats:
     cache_bytes: int
     sessions: int
     waiting: int
+
+    @property
+    def cache_mb(self) -> float:
+        """``cache_bytes`` in MB (1e6 bytes)."""
+        return self.cache_bytes / 1e6
 
 
 _TOTALS = [field.name for field in fields(EngineStats)][:9]

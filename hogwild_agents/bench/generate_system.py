@@ -13,9 +13,9 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from hogwild_agents.bench.measurement import TEMPERATURE, TOP_P, Measured
 from hogwild_engine.api.config import EngineConfig
-from hogwild_engine.fresh_thread import run_in_fresh_thread
 from hogwild_engine.loading.pretrained import load_pretrained
 from hogwild_engine.text.chat_template import ChatTemplate
+from hogwild_engine.threads import run_in_fresh_thread
 
 
 class GenerateSystem:

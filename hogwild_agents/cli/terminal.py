@@ -51,11 +51,15 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def load(config: EngineConfig) -> Engine:
-    """Load an engine, with a spinner on a terminal."""
+    """Load an engine, with a spinner and the size of its cache on a terminal."""
     with _progress(f"Loading {config.model}"):
         from hogwild_engine.engine import Engine
 
-        return Engine(config)
+        engine = Engine(config)
+    if sys.stderr.isatty():
+        text = f"The KV cache takes up to {engine.stats().cache_mb:,.0f} MB"
+        Console(stderr=True).print(text, style="dim")
+    return engine
 
 
 def show(engine: Engine, request: Request, *, as_json: bool = False) -> None:

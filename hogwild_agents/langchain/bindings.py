@@ -53,8 +53,7 @@ def to_request(
     Raises:
         HogwildError: the messages or settings cannot be served.
     """
-    names = [worker.name for worker in workers] if len(workers) > 1 else []
-    turns, history = to_conversation(messages, names)
+    turns, history = to_conversation(messages, [worker.name for worker in workers])
     given = to_tools(tools or (), strict)
     answer = to_format(response_format, has_tools=bool(given))
     if answer is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import aclosing, closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,7 +13,7 @@ from hogwild_agents.langchain import engines
 from hogwild_agents.langchain.errors import ModelTimeoutError, translated
 from hogwild_engine.api.config import EngineConfig
 from hogwild_engine.api.errors import SessionCancelledError
-from hogwild_engine.api.events import Event, Finished
+from hogwild_engine.api.events import Event
 from hogwild_engine.api.request import Request
 
 if TYPE_CHECKING:
@@ -59,24 +59,6 @@ async def aevents(call: Call) -> AsyncGenerator[Event]:
         with _served(handle, call.timeout_s, asyncio.get_running_loop().call_later):
             async for event in handle:
                 yield event
-
-
-def run(call: Call) -> Finished:
-    """Run the call to its end and return the last event."""
-    with closing(events(call)) as happening:
-        for event in happening:
-            if isinstance(event, Finished):
-                return event
-    raise AssertionError("a session ends with Finished or an error")
-
-
-async def arun(call: Call) -> Finished:
-    """Do as `run` without blocking the event loop."""
-    async with aclosing(aevents(call)) as happening:
-        async for event in happening:
-            if isinstance(event, Finished):
-                return event
-    raise AssertionError("a session ends with Finished or an error")
 
 
 async def _submit(engine: Engine, request: Request) -> Handle:

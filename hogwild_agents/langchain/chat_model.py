@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import threading
 import warnings
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import aclosing, closing
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Protocol as TypingProtocol
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import (
@@ -22,13 +31,21 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable
-from pydantic import AliasChoices, Field, SkipValidation, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    Field,
+    PrivateAttr,
+    SkipValidation,
+    ValidationError,
+    model_validator,
+)
 
 from hogwild_agents.langchain import calls, engines
 from hogwild_agents.langchain.bindings import Tool, to_choice, to_request, to_tools
 from hogwild_agents.langchain.calls import Call
 from hogwild_agents.langchain.errors import from_validation, translated
-from hogwild_agents.langchain.messages import to_conversation
+from hogwild_agents.langchain.messages import to_conversation, to_messages
+from hogwild_agents.langchain.plain import allow_loading, from_plain, to_plain
 from hogwild_agents.langchain.replies import PROVIDER, Reply
 from hogwild_agents.langchain.structured import Method, structured
 from hogwild_engine.api.config import (
@@ -40,12 +57,14 @@ from hogwild_engine.api.config import (
     QuantizationName,
     SamplingParams,
 )
-from hogwild_engine.api.errors import require
+from hogwild_engine.api.errors import RequestError, require
+from hogwild_engine.api.events import Event, Finished
 from hogwild_engine.api.grammar import Grammar
 from hogwild_engine.api.layout import LayoutName
 from hogwild_engine.api.protocol import Protocol
 from hogwild_engine.api.request import Request, Worker, check_settings, make_workers
 from hogwild_engine.loading.source import locate
+from hogwild_engine.loading.stated_context import stated_context
 
 if TYPE_CHECKING:
     from hogwild_engine.engine import Engine
@@ -87,7 +106,7 @@ class ChatHogwild(BaseChatModel):
             ``None``: never.
         max_steps: most steps of the parallel phase. A step is one forward step of the model, in
             which every worker writes one token.
-        max_tokens: most tokens of the final answer.
+        max_tokens: most tokens of the final answer; less where the context has no room.
         temperature, top_p, top_k, min_p, repetition_penalty: ``None`` takes the model's own.
         seed: makes a call that runs alone repeatable.
         stop: strings that end the text they appear in.
@@ -173,14 +192,17 @@ class ChatHogwild(BaseChatModel):
     num_threads: int | None = _ENGINE["num_threads"]
     trust_remote_code: bool = _ENGINE["trust_remote_code"]
 
+    _observer: Observer | None = PrivateAttr(default=None)
+
     # Hidden from type checkers, which would otherwise not see the fields as arguments.
     if not TYPE_CHECKING:
 
         def __init__(self, **settings: Any) -> None:
             _warn_of_unknown(settings, {*type(self).model_fields, "model_name"}, "ChatHogwild")
             with translated():
+                given = {name: from_plain(name, value) for name, value in settings.items()}
                 try:
-                    super().__init__(**settings)
+                    super().__init__(**given)
                 except ValidationError as error:
                     raise from_validation(error) from error
 
@@ -201,7 +223,9 @@ class ChatHogwild(BaseChatModel):
     def engine(self) -> Engine:
         """The engine that serves this model; loaded on first access."""
         with translated():
-            return engines.REGISTRY.get(EngineConfig(**self._pick(_ENGINE)))
+            engine = engines.REGISTRY.get(EngineConfig(**self._pick(_ENGINE)))
+        self._complete_profile()
+        return engine
 
     def make_call(
         self, messages: Sequence[BaseMessage], stop: list[str] | None = None, **settings: Any
@@ -220,7 +244,7 @@ class ChatHogwild(BaseChatModel):
         if stop is not None:
             settings["stop"] = stop
         with translated():
-            own = {name: value for name, value in settings.items() if name in _SETTINGS}
+            own = {name: from_plain(name, settings[name]) for name in settings if name in _SETTINGS}
             bound = {name: value for name, value in settings.items() if name in _BINDINGS}
             return self.model_copy(update=own)._call(messages, **bound)
 
@@ -293,10 +317,19 @@ class ChatHogwild(BaseChatModel):
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         # Core formats messages for its callbacks first and raises untyped errors on broken blocks.
-        prompt = super()._convert_input(model_input)
         with translated():
+            given: Any = model_input
+            if not isinstance(given, PromptValue | str):
+                given = to_messages(given)
+            prompt = super()._convert_input(given)
             to_conversation(prompt.to_messages(), ())
         return prompt
+
+    def observed_by(self, observer: Observer) -> Self:
+        """Return this model with an observer of the events of its calls."""
+        observed = self.model_copy()
+        observed._observer = observer
+        return observed
 
     def _generate(
         self,
@@ -306,8 +339,11 @@ class ChatHogwild(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call = self.make_call(messages, stop, **kwargs)
-        message = Reply.to(call).message(calls.run(call))
-        return ChatResult(generations=[ChatGeneration(message=message)])
+        reply, last = Reply.to(call), None
+        with closing(self._events(call, reply)) as events:
+            for event in events:
+                last = event
+        return _result(reply, last)
 
     async def _agenerate(
         self,
@@ -317,8 +353,11 @@ class ChatHogwild(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call = self.make_call(messages, stop, **kwargs)
-        message = Reply.to(call).message(await calls.arun(call))
-        return ChatResult(generations=[ChatGeneration(message=message)])
+        reply, last = Reply.to(call), None
+        async with aclosing(self._aevents(call, reply)) as events:
+            async for event in events:
+                last = event
+        return _result(reply, last)
 
     def _stream(
         self,
@@ -328,8 +367,8 @@ class ChatHogwild(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         call = self.make_call(messages, stop, **kwargs)
-        reply = Reply.to(call)
-        with closing(calls.events(call)) as events:
+        reply = Reply.to(call, shows_drafts=self._observer is None)
+        with closing(self._events(call, reply)) as events:
             for event in events:
                 if chunk := reply.chunk(event):
                     yield ChatGenerationChunk(message=chunk)
@@ -342,27 +381,75 @@ class ChatHogwild(BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = self.make_call(messages, stop, **kwargs)
-        reply = Reply.to(call)
-        async with aclosing(calls.aevents(call)) as events:
+        reply = Reply.to(call, shows_drafts=self._observer is None)
+        async with aclosing(self._aevents(call, reply)) as events:
             async for event in events:
                 if chunk := reply.chunk(event):
                     yield ChatGenerationChunk(message=chunk)
 
+    def _events(self, call: Call, reply: Reply) -> Generator[Event]:
+        with closing(calls.events(call)) as events:
+            for event in events:
+                if self._observer is not None:
+                    self._observer.see(event, reply)
+                yield event
+        self._complete_profile()
+
+    async def _aevents(self, call: Call, reply: Reply) -> AsyncGenerator[Event]:
+        async with aclosing(calls.aevents(call)) as events:
+            async for event in events:
+                if self._observer is not None:
+                    await self._observer.asee(event, reply)
+                yield event
+        self._complete_profile()
+
+    def _complete_profile(self) -> None:
+        """Take the loaded engine's context, which may be below the one that the files state."""
+        limit = self._max_input_tokens()
+        if self.profile is not None and limit is not None:
+            stated = self.profile.get("max_input_tokens")
+            self.profile["max_input_tokens"] = min(stated or limit, limit)
+
+    def _max_input_tokens(self) -> int | None:
+        config = EngineConfig(**self._pick(_ENGINE))
+        engine = engines.REGISTRY.loaded(config)
+        return engine.max_tokens if engine is not None else stated_context(config)
+
     def get_token_ids(self, text: str) -> list[int]:
-        """Return the model's token ids of ``text``; loads the model."""
+        """Return the model's token ids of ``text``; loads the model.
+
+        Raises:
+            RequestError: UTF-8 cannot encode the text, for example half of a surrogate pair.
+        """
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
-        return self.engine.tokenizer.encode(text, add_special_tokens=False)
+        engine = self.engine
+        with translated():
+            return engine.chat.encode(text)
 
     def get_num_tokens_from_messages(
         self,
         messages: list[BaseMessage],
         tools: Sequence[Tool] | None = None,
     ) -> int:
-        """Return how many tokens the rendered chat template has; loads the model."""
-        request = self.make_call(messages, tools=tools).request
+        """Return how many tokens the rendered chat template has; loads the model.
+
+        No messages have no tokens. A part of a conversation that a strict template refuses, for
+        example one that begins with an answer, counts as that many user messages.
+
+        Raises:
+            HogwildError: the messages cannot be served.
+        """
+        if not messages:
+            return 0
+        request = self.make_call(to_messages(messages), tools=tools).request
+        engine = self.engine
         with translated():
-            prompt = self.engine.count_tokens(request.messages, request.tools)
+            try:
+                prompt = engine.count_tokens(request.messages, request.tools)
+            except RequestError:
+                parts = map(_as_user_message, request.messages)
+                prompt = sum(engine.count_tokens([part]) for part in parts)
         return prompt + sum(self.get_num_tokens(paragraph.text) for paragraph in request.history)
 
     @property
@@ -372,31 +459,101 @@ class ChatHogwild(BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """Every setting that can change an output, as plain data. LangChain's caches key by it."""
-        params = self._pick([name for name in _SETTINGS if name != "timeout"])
-        params["workers"] = [asdict(worker) for worker in make_workers(self.workers)]
-        if isinstance(self.protocol, Protocol):
-            params["protocol"] = asdict(self.protocol)
-        for name in ("grammar", "worker_grammar"):
-            params[name] = asdict(params[name]) if params[name] else None
-        return params
+        names = [name for name in _SETTINGS if name != "timeout"]
+        return {name: to_plain(name, getattr(self, name)) for name in names}
+
+    def _get_invocation_params(
+        self, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return what a call is made of, as plain data: settings, tools and formats."""
+        given = kwargs if stop is None else {**kwargs, "stop": stop}
+        plain = {name: to_plain(name, value) for name, value in given.items()}
+        return {**self._identifying_params, "_type": self._llm_type, **plain}
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        return json.dumps(self._get_invocation_params(stop, **kwargs), sort_keys=True)
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Return ``True``: LangChain's ``dumps`` and ``loads`` take this model."""
+        return True
+
+    @property
+    def lc_attributes(self) -> dict[str, Any]:
+        """The settings that are objects, as plain data."""
+        objects = {name: getattr(self, name) for name in ("protocol", "grammar", "worker_grammar")}
+        if not isinstance(self.workers, int):
+            objects["workers"] = self.workers
+        return {name: to_plain(name, value) for name, value in objects.items() if value is not None}
+
+    def bind(self, **kwargs: Any) -> Any:
+        """Bind arguments of a call. Workers, protocols and grammars are kept as plain data."""
+        objects = {name: v for name, v in kwargs.items() if isinstance(v, Protocol | Grammar)}
+        if isinstance(kwargs.get("workers"), list | tuple):
+            objects["workers"] = kwargs["workers"]
+        plain = {name: to_plain(name, value) for name, value in objects.items()}
+        return super().bind(**{**kwargs, **plain})
 
     def _resolve_model_profile(self) -> ModelProfile:
-        """What any model can do here: constrained decoding makes calls and objects valid."""
-        return ModelProfile(
+        """What any model can do here: constrained decoding makes calls and objects valid.
+
+        ``max_input_tokens`` is absent for a model of the hub until its files are here.
+        """
+        profile = ModelProfile(
+            name=self.model,
             text_inputs=True,
             text_outputs=True,
-            image_inputs=False,
-            audio_inputs=False,
             tool_calling=True,
             tool_choice=True,
             tool_call_streaming=True,
             structured_output=True,
+            temperature=True,
+            mid_conversation_system_messages=True,
+            mid_conversation_tools=False,
+            attachment=False,
+            image_inputs=False,
+            image_url_inputs=False,
+            image_tool_message=False,
+            image_outputs=False,
+            audio_inputs=False,
+            audio_outputs=False,
+            video_inputs=False,
+            video_outputs=False,
+            pdf_inputs=False,
+            pdf_tool_message=False,
         )
+        limit = self._max_input_tokens()
+        return profile if limit is None else {**profile, "max_input_tokens": limit}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        params = super()._get_ls_params(stop=to_plain("stop", stop or self.stop), **kwargs)
         params["ls_provider"] = PROVIDER
         return params
+
+
+allow_loading(ChatHogwild)
+
+
+class Observer(TypingProtocol):
+    """Sees the events of a call before they become parts of its message."""
+
+    def see(self, event: Event, reply: Reply) -> None:
+        """Take an event in."""
+        ...
+
+    async def asee(self, event: Event, reply: Reply) -> None:
+        """Do as `see` in a coroutine."""
+        ...
+
+
+def _result(reply: Reply, finished: Event | None) -> ChatResult:
+    assert isinstance(finished, Finished), "a session ends with Finished or an error"
+    return ChatResult(generations=[ChatGeneration(message=reply.message(finished))])
+
+
+def _as_user_message(message: dict[str, Any]) -> dict[str, Any]:
+    calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
+    return {"role": "user", "content": f"{message['content']}{calls}"}
 
 
 def _check_timeout(timeout: object) -> None:

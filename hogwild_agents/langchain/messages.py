@@ -3,13 +3,18 @@
 The current task begins at the last human message. After it, AI messages with a worker's name are
 history, and so are a worker's reasoning blocks. Of earlier tasks only the answers are kept; what
 the workers wrote stands in for a missing answer.
+
+An AI message with another name is another agent's. On the current task it is something to answer,
+so it becomes a user message with that name: a model continues its own last text, and would have
+nothing to add to the finished text of another. A message with tool calls stays the assistant's.
 """
 
 from __future__ import annotations
 
 import json
+import reprlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from langchain_core.messages import (
@@ -18,6 +23,7 @@ from langchain_core.messages import (
     ChatMessage,
     FunctionMessage,
     ToolMessage,
+    convert_to_messages,
 )
 
 from hogwild_agents.langchain.errors import ContentError, RequestError
@@ -49,23 +55,42 @@ class Conversation(NamedTuple):
     history: tuple[Paragraph, ...]
 
 
-def to_conversation(messages: Sequence[BaseMessage], team: Collection[str] = ()) -> Conversation:
+def to_messages(given: Any) -> list[BaseMessage]:
+    """Return LangChain messages for anything that LangChain takes as messages.
+
+    Raises:
+        RequestError: one of them is none, for example a dict without a role.
+    """
+    wanted = "a list of messages, or of dicts or tuples with a role and content"
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise RequestError(error_text("messages", wanted, type(given).__name__))
+    try:
+        return convert_to_messages(given)
+    except Exception:
+        # Without the cause: its text holds the message, and tracebacks are logged.
+        shapes = reprlib.repr([_shape(message) for message in given])
+        raise RequestError(f"messages: wanted {wanted}, got {shapes}") from None
+
+
+def to_conversation(messages: Sequence[BaseMessage], names: Collection[str] = ()) -> Conversation:
     """Convert LangChain messages.
 
     Args:
         messages: the input of a chat model.
-        team: names of the workers; empty for a single worker.
+        names: names of the workers. A single worker has no history: its messages are answers.
 
     Raises:
         ContentError: a content block is not text.
         RequestError: there is no message, or one of an unknown role.
     """
+    team = names if len(names) > 1 else ()
     if not messages:
         raise RequestError(error_text("messages", "at least one message", messages))
     humans = [place for place, message in enumerate(messages) if _role(message) == "user"]
     task = humans[-1] + 1 if humans else 0
-    turns, history = _current(messages[task:], team)
-    return Conversation((*_earlier(messages[:task], team), *turns), tuple(history))
+    turns, history = _current(messages[task:], team, names)
+    earlier = [_without_own_name(turn, names) for turn in _earlier(messages[:task], team)]
+    return Conversation((*earlier, *turns), tuple(history))
 
 
 def _earlier(messages: Iterable[BaseMessage], team: Collection[str]) -> Iterator[dict[str, Any]]:
@@ -81,7 +106,7 @@ def _earlier(messages: Iterable[BaseMessage], team: Collection[str]) -> Iterator
 
 
 def _current(
-    messages: Iterable[BaseMessage], team: Collection[str]
+    messages: Iterable[BaseMessage], team: Collection[str], names: Collection[str]
 ) -> tuple[list[dict[str, Any]], list[Paragraph]]:
     turns: list[dict[str, Any]] = []
     # By id: with `output_mode="full_history"` a paragraph is a message and a block of the answer.
@@ -95,7 +120,10 @@ def _current(
         for block in by_team:
             text = (str(_worker(block)), _thought(block))
             written.setdefault(_id(block) or object(), text)
-        turn = _turn(message)
+        turn = _without_own_name(_turn(message), names)
+        if _is_from_another(turn):
+            turns.append({**turn, "role": "user"})
+            continue
         if others := [_thought(block) for block in thoughts if block not in by_team]:
             turn["reasoning_content"] = "".join(others)
         if turn["content"] or "tool_calls" in turn or not by_team:
@@ -130,6 +158,22 @@ def _turn(message: BaseMessage) -> dict[str, Any]:
     if isinstance(message, ToolMessage):
         turn["tool_call_id"] = message.tool_call_id
     return turn
+
+
+def _without_own_name(turn: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Drop a worker's name from its own answer, lest it begins its next one with it."""
+    if turn["role"] == "assistant" and turn.get("name") in names:
+        return {key: value for key, value in turn.items() if key != "name"}
+    return turn
+
+
+def _is_from_another(turn: dict[str, Any]) -> bool:
+    return turn["role"] == "assistant" and "name" in turn and "tool_calls" not in turn
+
+
+def _shape(message: object) -> object:
+    """Return what a message is without what it says."""
+    return sorted(map(str, message)) if isinstance(message, Mapping) else type(message).__name__
 
 
 def _role(message: BaseMessage) -> str:

@@ -24,6 +24,7 @@ from langchain_core.messages.tool import (
 )
 
 from hogwild_agents.langchain.calls import Call
+from hogwild_agents.langchain.echo import Echo
 from hogwild_engine.api.events import (
     AnswerToken,
     CallToken,
@@ -52,24 +53,45 @@ class Reply:
         model_name: for the response's metadata.
         is_team: more than one worker writes.
         answer: "write" or "join".
+        echo: drops a speaker's name at the answer's start.
+        shows_drafts: chunks show paragraphs while they are written. ``False``: one chunk before
+            the answer holds them all, in the order of the history.
     """
 
     message_id: str
     model_name: str
     is_team: bool
     answer: str
+    echo: Echo = field(default_factory=Echo)
+    shows_drafts: bool = True
+    _unshown: list[Block] = field(default_factory=list)
     _begun: set[str] = field(default_factory=set)
     _thinks: bool = False
 
     @classmethod
-    def to(cls, call: Call) -> Reply:
+    def to(cls, call: Call, *, shows_drafts: bool = True) -> Reply:
         """Return the reply to ``call``, with a new id."""
         request = call.request
         is_team = len(request.workers) > 1
-        return cls(uuid4().hex, call.config.model, is_team, request.answer)
+        echo = Echo.of(request)
+        return cls(uuid4().hex, call.config.model, is_team, request.answer, echo, shows_drafts)
 
     def chunk(self, event: Event) -> AIMessageChunk | None:
         """Return what the event adds to the message; ``None`` if nothing."""
+        if isinstance(event, Token | ParagraphFinished) and not self.shows_drafts:
+            if isinstance(event, ParagraphFinished):
+                block = self._whole(event.paragraph, event.index)
+                index = f"lc_{event.paragraph.worker.casefold()}_{event.paragraph.number}"
+                self._unshown.append(block | {"index": index})
+            return None
+        chunk = self._answer_chunk(event)
+        if chunk is not None and self._unshown:
+            assert isinstance(chunk.content, list)  # a team's
+            chunk.content = [*self._unshown, *chunk.content]
+            self._unshown = []
+        return chunk
+
+    def _answer_chunk(self, event: Event) -> AIMessageChunk | None:
         if isinstance(event, Token):
             return self._chunk([self._delta(event.worker, event.paragraph, event.text)])
         if isinstance(event, ParagraphFinished):
@@ -81,15 +103,26 @@ class Reply:
             self._thinks = True
             return self._chunk([_thought(event.text) | {"index": "lc_thought"}])
         if isinstance(event, AnswerToken):
-            block: Block = {"type": "text", "text": event.text, "index": "lc_answer"}
-            return self._chunk([block] if self._has_blocks else event.text)
+            text = self.echo.feed(event.text)
+            return self._text_chunk(text) if text else None
         if isinstance(event, CallToken):
             if event.name == "":  # cut before its name: the last chunk reports it
                 return None
-            return self._call_chunk(event.call, event.name, event.text)
+            return self._with_held_text(self._call_chunk(event.call, event.name, event.text))
         if isinstance(event, Finished):
             return self._last_chunk(event)
         return None
+
+    def _text_chunk(self, text: str) -> AIMessageChunk:
+        block: Block = {"type": "text", "text": text, "index": "lc_answer"}
+        return self._chunk([block] if self._has_blocks else text)
+
+    def _with_held_text(self, chunk: AIMessageChunk) -> AIMessageChunk:
+        """Put text before a chunk that was held in case it became an echo."""
+        if held := self.echo.flush():
+            text: Any = self._text_chunk(held).content
+            chunk.content = text + chunk.content
+        return chunk
 
     def _call_chunk(self, place: int, name: str | None, text: str) -> AIMessageChunk:
         call_id = None if name is None else self.call_id(place)
@@ -109,6 +142,7 @@ class Reply:
             ending = unrepairable(cut).removeprefix(cut)
             name = None if finished.calls[-1].name else ""
             chunk = self._call_chunk(len(finished.calls) - 1, name, ending)
+        chunk = self._with_held_text(chunk)
         chunk.usage_metadata = self._usage(finished)
         chunk.response_metadata |= self._metadata(finished)
         chunk.chunk_position = "last"
@@ -118,12 +152,13 @@ class Reply:
         """Return the whole message."""
         self._thinks = bool(finished.thought)
         calls = [(self.call_id(n), call) for n, call in enumerate(finished.calls)]
-        content: str | list[str | Block] = finished.text
+        text = self.echo.without_label(finished.text)
+        content: str | list[str | Block] = text
         if self._has_blocks:
             content = [self._whole(p, place) for place, p in enumerate(finished.paragraphs)]
             content += [_thought(finished.thought)] if self._thinks else []
-            if finished.text or not calls:
-                content.append({"type": "text", "text": finished.text})
+            if text or not calls:
+                content.append({"type": "text", "text": text})
             content += [dict(_whole_call(name, call)) for name, call in calls]
         return AIMessage(
             content,
@@ -173,7 +208,10 @@ class Reply:
 
     def _metadata(self, finished: Finished) -> dict[str, Any]:
         """Return the metadata that is sent once."""
-        logprobs = [{"token": token.text, "logprob": token.logprob} for token in finished.logprobs]
+        logprobs = [
+            {"token": token.text, "bytes": [*token.utf8], "logprob": token.logprob}
+            for token in finished.logprobs
+        ]
         return ({"logprobs": {"content": logprobs}} if logprobs else {}) | {
             "model_name": self.model_name,
             "finish_reason": finished.finish_reason,

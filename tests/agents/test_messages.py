@@ -18,7 +18,7 @@ from langchain_core.messages import (
 )
 
 from hogwild_agents.langchain.errors import ContentError, RequestError
-from hogwild_agents.langchain.messages import to_conversation
+from hogwild_agents.langchain.messages import to_conversation, to_messages
 from hogwild_engine.api.events import Paragraph
 
 TEAM = ("Alice", "Bob")
@@ -121,8 +121,47 @@ def test_other_names_are_ordinary_names() -> None:
 
 
 def test_one_worker_alone_has_no_history() -> None:
-    messages = (HumanMessage("q"), AIMessage("a", name="Alice"))
-    assert turns(*messages, team=()) == [("user", "q"), ("assistant", "a")]
+    conversation = to_conversation([HumanMessage("q"), AIMessage("a", name="Alice")], ["Alice"])
+    assert conversation.messages == (
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a"},
+    )
+    assert conversation.history == ()
+
+
+def test_another_agents_message_on_the_current_task_is_something_to_answer() -> None:
+    messages = (
+        HumanMessage("q", name="Barnaby"),
+        AIMessage("a plan", name="planner"),
+        HumanMessage("go on"),
+        AIMessage("a draft", name="writer"),
+        AIMessage("", name="critic", tool_calls=[CALL]),
+        ToolMessage("2", tool_call_id="call-1", name="add"),
+        AIMessage("two flaws", name="critic"),
+    )
+    for team in (TEAM, ("Alice",)):
+        spoken = [
+            (turn["role"], turn.get("name")) for turn in to_conversation(messages, team).messages
+        ]
+        assert spoken == [
+            ("user", "Barnaby"),
+            ("assistant", "planner"),
+            ("user", None),
+            ("user", "writer"),
+            ("assistant", "critic"),
+            ("tool", "add"),
+            ("user", "critic"),
+        ]
+
+
+@pytest.mark.parametrize(
+    "given", [[{"content": "secret"}], [HumanMessage("hi"), 5], ["hi", {"role": "user"}], {}, 5]
+)
+def test_what_is_no_list_of_messages_is_refused_without_its_content(given: Any) -> None:
+    with pytest.raises(RequestError, match="messages: wanted") as error:
+        to_messages(given)
+    assert "secret" not in str(error.value)
+    assert error.value.__cause__ is None
 
 
 def test_an_earlier_turn_is_told_by_its_answer_without_reasoning() -> None:

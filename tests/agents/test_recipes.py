@@ -43,11 +43,12 @@ def call(source: str, expression: str) -> object:
 
 
 @pytest.mark.parametrize("task", STARTER_TASKS, ids=lambda task: task.name)
-def test_a_starter_tasks_tests_pass_a_right_function_and_fail_a_wrong_one(task: FunctionTask):
+def test_a_starter_tasks_tests_pass_a_right_function_and_fail_a_wrong_one(
+    sandbox: Sandbox, task: FunctionTask
+):
     right = RIGHT[task.name]
     wrong = right.replace(*SUBTLY_WRONG[task.name])
     assert wrong != right
-    sandbox = Sandbox()
     for code, passes in ((right, True), (wrong, False)):
         source = extract_functions(fenced(code))[task.entry_point]
         verdict = sandbox.run(source, task.test_program, task.preamble)
@@ -71,13 +72,15 @@ def test_a_humaneval_file_gives_its_even_tasks(tmp_path: Path, name: str):
     assert [task.name for task in tasks] == ["HumanEval/0", "HumanEval/2", "HumanEval/4"]
 
 
-def test_imports_and_helpers_of_a_spec_are_there_for_the_function_and_its_tests(tmp_path: Path):
+def test_imports_and_helpers_of_a_spec_are_there_for_the_function_and_its_tests(
+    sandbox: Sandbox, tmp_path: Path
+):
     path = tmp_path / "tasks.jsonl"
     path.write_text(humaneval_line(0))
     (task,) = read_humaneval(path)
     source = "def area(d):\n    return math.pi * half(d) ** 2\n"
-    assert Sandbox().run(source, task.test_program, task.preamble).passed
-    assert not Sandbox().run("", task.test_program, task.preamble).passed
+    assert sandbox.run(source, task.test_program, task.preamble).passed
+    assert not sandbox.run("", task.test_program, task.preamble).passed
 
 
 @pytest.mark.parametrize(
@@ -292,10 +295,10 @@ def one_step_a_line(
     return written
 
 
-def test_a_runs_score_at_each_budget_is_that_of_the_text_then_written():
+def test_a_runs_score_at_each_budget_is_that_of_the_text_then_written(sandbox: Sandbox):
     pack = STARTER_TASKS[1:3]
     run = Run(Variant("plain", 1, 1), pack, seed=0)
-    scored = score(run, one_step_a_line(None, run, 0.2, 99), [1, 3, 5, 99], Sandbox())
+    scored = score(run, one_step_a_line(None, run, 0.2, 99), [1, 3, 5, 99], sandbox)
     reasons = {budget: [v.reason for v in scored.verdicts[budget].values()] for budget in (1, 99)}
     assert reasons == {1: ["not written"] * 2, 99: ["passed"] * 2}
     assert [v.passed for v in scored.verdicts[3].values()] == [True, False]

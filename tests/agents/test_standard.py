@@ -22,7 +22,16 @@ EMBEDDED = {
 }
 
 
-class TestLoneUnit(ChatModelUnitTests):
+class Unit(ChatModelUnitTests):
+    """What the environment says, for both."""
+
+    @property
+    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+        settings = {"HOGWILD_MODEL": "some-owner/some-model", "HOGWILD_DEVICE": "cpu"}
+        return settings, {}, {"model": "some-owner/some-model", "device": "cpu"}
+
+
+class TestLoneUnit(Unit):
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
         return ChatHogwild
@@ -32,7 +41,7 @@ class TestLoneUnit(ChatModelUnitTests):
         return {"workers": 1}
 
 
-class TestTeamUnit(ChatModelUnitTests):
+class TestTeamUnit(Unit):
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
         return ChatHogwild

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from typing import Annotated, Any, TypedDict, cast
 
@@ -176,6 +177,22 @@ def test_probabilities_come_on_request(tiny_llm: ChatHogwild) -> None:
     assert "".join(token["token"] for token in tokens).startswith(reply.text)
     assert all(token["logprob"] <= 0 for token in tokens)
     assert "logprobs" not in tiny_llm.invoke("x").response_metadata
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_bytes_of_tokens_join_to_the_answer(tiny_llm: ChatHogwild, workers: int) -> None:
+    """A parrot takes several tokens: none of them is a character."""
+    text = "a 🦜é"
+    llm = tiny_llm.bind(grammar=Grammar.choice(text), workers=workers, logprobs=True, max_steps=2)
+    whole: Any = None
+    for chunk in llm.stream("x"):
+        whole = chunk if whole is None else whole + chunk
+    for reply in (llm.invoke("x"), whole):
+        tokens = reply.response_metadata["logprobs"]["content"]
+        written = b"".join(bytes(token["bytes"]) for token in tokens)
+        assert written.decode().startswith(text)
+        assert any("\ufffd" in token["token"] for token in tokens)
+        json.dumps(reply.response_metadata)
 
 
 def test_tools_count_in_the_prompt(tiny_llm: ChatHogwild) -> None:

@@ -190,6 +190,45 @@ def test_tools_as_text_takes_a_system_message_of_parts_and_calls_without_content
     assert answer["content"] == OURS.write("look", {"at": "x"})
 
 
+@pytest.mark.parametrize("template", ["tooled", "chat"])
+def test_arguments_as_json_text_render_like_the_object(
+    template: str, request: pytest.FixtureRequest
+) -> None:
+    """OpenAI's API sends arguments as text; a template's own or ours must not quote it again."""
+    chat: ChatTemplate = request.getfixturevalue(template)
+
+    def prompt(arguments: Any) -> list[int]:
+        call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        return chat.render(
+            [
+                {"role": "user", "content": "Add."},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": "3", "tool_call_id": "1"},
+            ]
+        )
+
+    assert prompt('{"a": 1, "b": [2]}') == prompt({"a": 1, "b": [2]})
+    assert prompt("") == prompt({})
+    assert prompt("no json")
+
+
+def test_an_empty_list_of_calls_is_no_calls(tokenizer: Any) -> None:
+    """Templates that ask whether calls are defined would refuse them."""
+    again = copy.deepcopy(tokenizer)
+    again.chat_template = (
+        "{% for m in messages %}{% if m['tool_calls'] is defined %}"
+        "{{ raise_exception('calls') }}{% endif %}{{ m['content'] }}{% endfor %}"
+    )
+    for calls in ([], None):
+        messages = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b", "tool_calls": calls},
+            {"role": "user", "content": "c"},
+        ]
+        chat = ChatTemplate(again, "calls")
+        assert chat.decode(chat.render(messages)) == "abc"
+
+
 def test_a_last_assistant_message_is_continued(chat: ChatTemplate) -> None:
     messages = [*conversation("s", "Count.")[1:], {"role": "assistant", "content": "One, two"}]
     assert chat.decode(chat.render(messages)).endswith("<|im_start|>assistant\nOne, two")

@@ -89,6 +89,26 @@ BAD_SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "a header without a name": (lambda: Protocol("x", "r", header="[{number}]:"), "header"),
     "a header with a space": (lambda: Protocol("x", "r", header="{name}: "), "header"),
     "an unknown field": (lambda: Protocol("x", "{team}"), "rules"),
+    "a field of the rules in a header": (
+        lambda: Protocol("x", "r", header="{name} of {count}"),
+        "header",
+    ),
+    "a number in a first prefix": (
+        lambda: Protocol("x", "r", first_prefixes=("{number}",)),
+        r"first_prefixes\[0\]",
+    ),
+    "a field without a name": (lambda: Protocol("x", "{}"), "rules"),
+    "a field by place": (lambda: Protocol("x", "r", header="{name} {0}"), "header"),
+    "an attribute": (lambda: Protocol("x", "r", header="{name} {name.__class__}"), "header"),
+    "an item": (lambda: Protocol("x", "{names[0]}"), "rules"),
+    "a format": (lambda: Protocol("x", "r", header="{name} [{number:02d}]"), "header"),
+    "a field in a format": (lambda: Protocol("x", "{names:{count}}"), "rules"),
+    "a conversion": (lambda: Protocol("x", "r", header="{name!r}"), "header"),
+    "a closing brace": (lambda: Protocol("x", "r", header="{name}}"), "header"),
+    "a name in braces": (lambda: Protocol("x", "r", header="{{name}}"), "header"),
+    "a number as text": (lambda: Protocol("x", "r", others_header=3), "others_header"),  # pyright: ignore[reportArgumentType]
+    "no text": (lambda: Protocol("x", "r", header=None), "header"),  # pyright: ignore[reportArgumentType]
+    "a text as tuple": (lambda: Protocol("x", "r", first_prefixes="ab"), "first_prefixes"),  # pyright: ignore[reportArgumentType]
     "a lonely brace": (
         lambda: Protocol("x", "r", first_prefixes=("a", "{")),
         r"first_prefixes\[1\]",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import pytest
@@ -127,6 +127,12 @@ def test_an_invalid_grammar_is_refused_with_its_error(engine: Engine) -> None:
 def test_a_grammar_is_checked_at_construction(kind: Any, text: str) -> None:
     with pytest.raises(ConfigError, match="grammar: wanted"):
         Grammar(kind, text)
+
+
+def test_a_choice_takes_texts_one_by_one() -> None:
+    for wrong in (["yes", "no"], 1, None):
+        with pytest.raises(ConfigError, match=r"grammar: wanted texts.*choice\(\*texts\)"):
+            Grammar.choice(cast(Any, wrong))
 
 
 def test_joined_paragraphs_cannot_have_a_grammar() -> None:

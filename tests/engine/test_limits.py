@@ -12,12 +12,17 @@ import pytest
 
 from hogwild_engine import Engine, EngineConfig, Protocol, Request, SamplingParams, make_workers
 from hogwild_engine.api.errors import PromptTooLongError
-from hogwild_engine.api.events import Finished
+from hogwild_engine.api.events import Finished, Paragraph
 from hogwild_engine.api.layout import LAYOUTS, LayoutName
 from hogwild_engine.api.protocol import CODE, INSTRUCT, PAPER
+from hogwild_engine.cache.block import Block
 from hogwild_engine.loading.pretrained import Pretrained
+from hogwild_engine.sessions.budget import SessionLimits
+from hogwild_engine.sessions.context import SessionContext, _max_step_tokens
 from hogwild_engine.step.batch import Batch, build_batch
+from hogwild_engine.step.sampling import ResolvedSampling
 from hogwild_engine.text.chat_template import ChatTemplate
+from hogwild_engine.text.prompt import make_prompt
 from model_harness import ModelHarness, Script, model_of
 from tiny import tiny_model
 
@@ -71,6 +76,86 @@ def test_a_full_context_ends_the_run_with_an_answer(
     assert done.text
     assert longest <= 360
     assert done.usage.steps > 2
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sync_interval", [1, None])
+def test_a_generous_bound_on_the_answer_is_no_demand(
+    tiny_engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    num_workers: int,
+    layout: LayoutName,
+    sync_interval: int | None,
+) -> None:
+    """A team thinks in half of what its prompt leaves, and its answer fills the rest."""
+    engine = tiny_engine("llama")
+    monkeypatch.setattr(engine, "context_len", 500)
+    request = Request(
+        HELLO,
+        workers=make_workers(num_workers),
+        protocol=SHORT,
+        layout=layout,
+        sync_interval=sync_interval,
+        max_tokens=9000,
+        sampling=GREEDY,
+        ignore_eos=True,
+    )
+    done = engine.submit(request).result(60)
+    assert done.finish_reason == "length"
+    free = 500 - done.usage.prompt_tokens
+    thought = sum(done.usage.worker_tokens.values())
+    assert thought > free / 8  # headers and the final-answer prompt take the rest of that half
+    assert done.usage.answer_tokens > free / 4
+
+
+@pytest.mark.parametrize("context_len", [1024, 2048, 8192, 32768])
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_default_settings_let_a_team_think_behind_half_a_context(
+    harness: ModelHarness, chat: ChatTemplate, context_len: int, num_workers: int
+) -> None:
+    limits = SessionLimits(context_len, max(32_768, context_len * 9 // 8) // 32, 32)  # the default
+    sampling = ResolvedSampling(0.0, 1.0, 0, 0.0, 1.0, 0)
+
+    def context(words: int) -> SessionContext:
+        request = Request(
+            ({"role": "user", "content": "word " * words},), workers=make_workers(num_workers)
+        )
+        return SessionContext(request, chat, sampling, harness.cache, limits)
+
+    half = context_len // 2 - len(context(0).prompt.tokens)
+    budget = context(half).budget
+    assert budget.num_pages <= limits.num_pages
+    if num_workers > 1:
+        writers = [Block(harness.cache) for _ in range(num_workers)]
+        common = Block(harness.cache)
+        common.pages = [0] * (context_len // 64)
+        for view_len in range(context_len // 2, context_len * 9 // 16, 16):
+            assert budget.fits_step(view_len, [common, *writers], writers)
+
+
+def test_a_bound_on_the_answer_reserves_no_more_than_a_context(
+    harness: ModelHarness, chat: ChatTemplate
+) -> None:
+    """Other sessions find room beside one that may answer without end."""
+    sampling, pages = ResolvedSampling(0.0, 1.0, 0, 0.0, 1.0, 0), {}
+    for num_workers in (1, 2):
+        for max_tokens in (100, 10**6):
+            request = Request(
+                HELLO, workers=make_workers(num_workers), max_steps=40, max_tokens=max_tokens
+            )
+            limits = SessionLimits(2000, 4000, 8)
+            context = SessionContext(request, chat, sampling, harness.cache, limits)
+            pages[num_workers, max_tokens] = context.budget.num_pages
+        assert pages[num_workers, 100] < 100
+        assert 2000 / 8 <= pages[num_workers, 10**6] < 2000 / 8 + 30
+
+
+def test_a_team_that_is_too_large_for_the_context_is_told_so(
+    tiny_engine: Callable[..., Engine],
+) -> None:
+    with pytest.raises(PromptTooLongError, match=r"^workers: wanted headers .+ fewer than 512 tok"):
+        tiny_engine("llama").submit(Request(HELLO, workers=make_workers(256)))
 
 
 def test_a_single_worker_fills_its_context_and_says_so(
@@ -133,9 +218,14 @@ def free_after(harness: ModelHarness) -> Iterator[None]:
 FRAGMENTS = (" word", " word word", ".\n\n", "!\n\n", "\n\n", "```\n", "x = 1\n", " STOP")
 
 
+SECTIONS = ("", "\n\n", "### Others\n\n", "### What the others have not finished\n\n" * 20)
+
+
 def random_request(rng: random.Random) -> Request:
-    names = [rng.choice(("Al", "Worker with a long name", "龘" * 60)) for _ in range(5)]
+    some = ("Al", "Worker with a long name", "龘" * 60, "of many letters " * 3 + "x" * 14)
+    names = [rng.choice(some) for _ in range(5)]
     workers = make_workers([f"{name}{i}" for i, name in enumerate(names[: rng.randint(1, 5)])])
+    history = [Paragraph(worker.name, 998, "word") for worker in workers if rng.random() < 0.2]
     protocol = replace(
         rng.choice((SHORT, PAPER, INSTRUCT, CODE)),
         rules="Go.",
@@ -143,13 +233,19 @@ def random_request(rng: random.Random) -> Request:
         max_repeats=rng.choice((None, 2)),
         intervention_tokens=rng.choice((None, 1, 30)),
         forced_prefix=rng.choice(("", "", " a long opening of many words" * 4)),
+        first_prefixes=rng.choice(((), (" Hi, I'm {name}.", " 龘" * 20))),
+        header=rng.choice(("**{name} [{number}]:**", "{name} {name} {number}:\n\n", "{name}")),
+        others_header=rng.choice(SECTIONS),
+        after_other=rng.choice(SECTIONS),
+        own_header=rng.choice(SECTIONS),
     )
     return Request(
         ({"role": "user", "content": "word " * rng.choice((1, 50, 300))},),
         workers=workers,
         protocol=protocol,
         layout=LAYOUTS[rng.choice(list(LAYOUTS))].name,
-        sync_interval=rng.choice((1, None)),
+        sync_interval=rng.choice((1, 2, 7, None)),
+        history=tuple(history),
         answer=rng.choice(("write", "join")),
         max_steps=rng.choice((1, 20, 200)),
         max_tokens=rng.choice((1, 40, 300)),
@@ -166,8 +262,9 @@ def test_a_session_never_holds_more_than_it_set_aside(
     request = random_request(rng)
     names = [worker.name for worker in request.workers]
     texts = {name: rng.choices(FRAGMENTS, k=600) for name in ("", *names)}
-    context_len = rng.choice((200, 700, 4000))
-    num_pages = rng.choice((20, 60, 200, 4000))
+    prompt_len = len(make_prompt(request, chat).tokens)
+    context_len = rng.choice((200, 700, 4000, prompt_len + rng.randint(0, 400)))
+    num_pages = rng.choice((20, 60, 200, 4000, prompt_len // 8 + rng.randint(0, 60)))
     try:
         script = Script(harness, chat, request, texts, context_len=context_len, num_pages=num_pages)
     except PromptTooLongError:
@@ -184,7 +281,94 @@ def test_a_session_never_holds_more_than_it_set_aside(
         assert script.turns < 700
         script.step(50 if session.is_prefill else 10_000, check)
     session.release()
-    assert isinstance(script.events[-1], Finished)
+    done = script.events[-1]
+    assert isinstance(done, Finished)
+    if request.answer == "write":
+        assert done.usage.answer_tokens >= 1
+
+
+SECTION = "### What the others have not finished\n\n" * 20
+ENDS = [" a", ".\n\n"] * 100
+
+
+def run_near_limits(
+    harness: ModelHarness, chat: ChatTemplate, request: Request, context: int, pages: int
+) -> Finished | None:
+    """Run with so many more tokens and pages than the prompt has; ``None`` if that is refused."""
+    prompt_len = len(make_prompt(request, chat).tokens)
+    context_len, num_pages = prompt_len + context, prompt_len // 8 + pages
+    texts = dict.fromkeys(("", *(worker.name for worker in request.workers)), ENDS)
+    try:
+        script = Script(harness, chat, request, texts, context_len=context_len, num_pages=num_pages)
+    except PromptTooLongError:
+        return None
+
+    def check(turn: Any) -> None:
+        assert longest_view(build_batch([turn.chunks])) <= context_len
+
+    while script.session.finished is None:
+        script.step(10_000, check)
+    script.session.release()
+    return script.session.finished
+
+
+@pytest.mark.parametrize("layout", ["combined", "interleaved", "contiguous"])
+@pytest.mark.parametrize("answer", ["write", "join"])
+def test_a_name_of_few_letters_and_many_tokens_has_its_room(
+    harness: ModelHarness, chat: ChatTemplate, free_after: None, layout: LayoutName, answer: Any
+) -> None:
+    """Headers are measured in tokens, and paragraphs end in every second step."""
+    request = Request(
+        HELLO,
+        workers=make_workers(["龘" * 50, "of many letters " * 3 + "x" * 12]),
+        protocol=SHORT,
+        layout=layout,
+        answer=answer,
+        max_steps=12,
+        max_tokens=1,
+    )
+    for context in range(300, 900, 75):
+        run_near_limits(harness, chat, request, context, 4000)
+    for pages in range(20, 100, 3):
+        run_near_limits(harness, chat, request, 3000, pages)
+
+
+@pytest.mark.parametrize("name", ["龘" * 50, "of many letters " * 3 + "x" * 12])
+def test_a_step_has_room_for_the_longest_header_in_tokens(chat: ChatTemplate, name: str) -> None:
+    others = make_workers(["Al", name, "of many letters " * 3 + "y" * 15])
+    request = Request(HELLO, workers=others, protocol=SHORT, max_steps=3000)
+    room = _max_step_tokens(request, make_prompt(request, chat), chat)
+    for number in (1, 99, 1234, 3001):
+        assert len(chat.encode(SHORT.header_for(name, number) + SHORT.intervention)) < room
+
+
+@pytest.mark.parametrize("others", ["", SECTION])
+@pytest.mark.parametrize("after", ["", SECTION + "a"])
+@pytest.mark.parametrize("own", ["", SECTION + "b"])
+@pytest.mark.parametrize("answer", ["write", "join"])
+def test_section_headers_have_their_pages(
+    harness: ModelHarness,
+    chat: ChatTemplate,
+    free_after: None,
+    others: str,
+    after: str,
+    own: str,
+    answer: Any,
+) -> None:
+    protocol = replace(SHORT, others_header=others, after_other=after, own_header=own)
+    request = Request(
+        HELLO,
+        workers=make_workers(2),
+        protocol=protocol,
+        answer=answer,
+        max_steps=10,
+        max_tokens=1,
+    )
+    for pages in range(0, 100, 7):
+        run_near_limits(harness, chat, request, 3000, pages)
+    done = run_near_limits(harness, chat, request, 3000, 4000)
+    assert done is not None
+    assert done.usage.steps == 10
 
 
 @pytest.mark.parametrize("page_size", [1, 8, 64, 256])

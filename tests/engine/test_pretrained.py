@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from hogwild_engine import Engine, SamplingParams
+from hogwild_engine import Engine, EngineConfig, SamplingParams
 from hogwild_engine.loading import gguf_cache, model_config
 from hogwild_engine.loading.pretrained import load_pretrained
 from hogwild_engine.loading.source import Source, locate
@@ -76,6 +78,7 @@ def test_a_file_is_converted_only_once(monkeypatch: pytest.MonkeyPatch, smollm: 
     assert file.gguf_file
     load_pretrained(smollm.config)
     kept = gguf_cache.folder_for(Path(file.place, file.gguf_file), "float32")
+    assert kept is not None
     assert read == [kept.name]
 
 
@@ -97,6 +100,24 @@ def test_a_disk_that_cannot_be_written_is_a_warning(
     assert "is not kept" in caplog.text
 
 
+def test_a_full_disk_is_a_warning(
+    tmp_path: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """safetensors and tokenizers have errors of their own for it."""
+    model, limits = tiny_model("llama"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (10, 10_000, 5_000_000):  # in the configuration, the tokenizer, the weights
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            with caplog.at_level(logging.WARNING):
+                gguf_cache.save(tmp_path / "kept", model, tokenizer)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert "is not kept" in caplog.text
+        assert "set HOGWILD_CACHE to a folder with room" in caplog.text
+        assert not list(tmp_path.iterdir())
+        caplog.clear()
+
+
 def test_a_folders_name_depends_on_the_files_content_and_the_dtype(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"one")
@@ -107,14 +128,94 @@ def test_a_folders_name_depends_on_the_files_content_and_the_dtype(tmp_path: Pat
     assert gguf_cache.folder_for(file, "float32") != first
 
 
-def test_the_environment_sets_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    monkeypatch.setenv("HOGWILD_CACHE", "/own")
-    assert gguf_cache.cache_folder() == Path("/own")
+@pytest.fixture
+def load_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tokenizer: Any
+) -> Callable[[], tuple[Any, bool]]:
+    """Load a GGUF file, which a tiny model stands for; also return whether it was converted."""
+    load, load_tokenizer = AutoModelForCausalLM.from_pretrained, AutoTokenizer.from_pretrained
+    converted: list[Path] = []
+
+    def from_pretrained(place: Path, gguf_file: str = "", **options: Any) -> Any:
+        if not gguf_file:
+            return load(place, **options)
+        converted.append(place)
+        return tiny_model("llama")
+
+    def tokenizer_from_pretrained(place: Path, gguf_file: str = "", **options: Any) -> Any:
+        return tokenizer if gguf_file else load_tokenizer(place, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", tokenizer_from_pretrained)
+    monkeypatch.setenv("HOGWILD_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "model.gguf"
+    file.touch()
+
+    def load_once() -> tuple[Any, bool]:
+        converted.clear()
+        model = load_pretrained(EngineConfig(model=str(file), dtype="float32")).model
+        return logits(model), bool(converted)
+
+    return load_once
+
+
+def damaged(kind: str, weights: Path) -> None:
+    content = bytearray(weights.read_bytes())
+    if kind == "empty":
+        content.clear()
+    elif kind == "cut":
+        del content[-4096:]
+    elif kind == "zeros":  # a crash before the disk had it
+        content[-4096:] = bytes(4096)
+    elif kind == "gone":
+        weights.unlink()
+        return
+    weights.write_bytes(content)
+
+
+def test_a_damaged_folder_is_converted_again(
+    load_file: Callable[[], tuple[Any, bool]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, converted = load_file()
+    (folder,) = (tmp_path / "cache" / "converted").iterdir()
+    assert converted
+    for kind in ("empty", "cut", "zeros", "gone"):
+        damaged(kind, folder / "model.safetensors")
+        model, converted = load_file()
+        assert converted, kind
+        assert torch.equal(model, first), kind
+        assert "is damaged and is converted again" in caplog.text
+        caplog.clear()
+    assert not load_file()[1]
+    folder.chmod(0o777)
+    assert load_file()[1]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not load_file()[1]
+
+
+def test_a_file_loads_where_nothing_can_be_kept(
+    load_file: Callable[[], tuple[Any, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Others can write to the folder, or there is no home."""
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    monkeypatch.setenv("HOGWILD_CACHE", str(open_to_all))
+    assert load_file()[1]
+    assert f"is not kept: others can write to {open_to_all}" in caplog.text
+    assert not any((open_to_all / "converted").glob("*"))
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
     monkeypatch.delenv("HOGWILD_CACHE")
-    assert gguf_cache.cache_folder() == Path("/xdg/hogwild")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert gguf_cache.cache_folder() == Path.home() / ".cache" / "hogwild"
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert load_file()[1]
+    assert "set HOGWILD_CACHE to a folder" in caplog.text
 
 
 # Defaults from the configuration
@@ -151,6 +252,9 @@ def test_sampling_defaults_come_from_the_generation_config() -> None:
     assert model_config.default_sampling(stated) == SamplingParams(
         temperature=0.7, top_p=0.8, top_k=20, min_p=0.0, repetition_penalty=1.0
     )
+    unstated = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9)  # Llama-3.2's
+    defaults = GenerationConfig._get_default_generation_params()
+    assert model_config.default_sampling(unstated).top_k == defaults["top_k"] == 50
     greedy = SimpleNamespace(do_sample=False, temperature=0.7, repetition_penalty=1.1)
     assert model_config.default_sampling(greedy) == SamplingParams(
         temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.1

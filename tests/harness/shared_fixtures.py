@@ -19,7 +19,7 @@ from hogwild_engine.api.protocol import INSTRUCT
 from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_kernels.backends import PREFILL_BACKENDS
-from recipes.sandbox import Sandbox, namespace_launcher
+from recipes.sandbox import Sandbox, SandboxError
 from sequences import plain
 from session_harness import SessionHarness
 from tiny import tiny_model
@@ -133,12 +133,14 @@ def tiny_llm(tiny_engine: Callable[..., Engine]) -> ChatHogwild:
     return llm
 
 
-@pytest.fixture(params=["bare process", "namespaces"])
-def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    launcher = namespace_launcher() if request.param == "namespaces" else ()
-    if request.param == "namespaces" and not launcher:
-        pytest.skip("no user namespaces here")
-    return Sandbox(wall_s=8, cpu_s=5, launcher=launcher)
+@pytest.fixture(scope="session")
+def sandbox() -> Sandbox:
+    sandbox = Sandbox(wall_s=8, cpu_s=5)
+    try:
+        assert isinstance(sandbox.hides_files, bool)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    return sandbox
 
 
 @pytest.fixture(scope="module")

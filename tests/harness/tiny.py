@@ -89,6 +89,24 @@ _FUSED_FAMILIES = {
     "yarn": _maker("Llama", _FUSED_SHAPE, **_rope(**_YARN)),
 }
 
+# The same sizes in a longer context, for sessions of several hundred tokens.
+_SCHEDULED_SHAPE = {**_FUSED_SHAPE, "max_position_embeddings": 4 * CONTEXT}
+
+_SCHEDULED_FAMILIES = {
+    "llama": _maker("Llama", _SCHEDULED_SHAPE, **_rope()),
+    # Layer norms, biases, a sliding window, GELU.
+    "starcoder2": _maker("Starcoder2", _SCHEDULED_SHAPE, sliding_window=100, **_rope()),
+    # Soft caps on scores and logits, norms around each part.
+    "gemma2": _maker(
+        "Gemma2",
+        _SCHEDULED_SHAPE,
+        query_pre_attn_scalar=32,
+        sliding_window=100,
+        attn_logit_softcapping=4.0,
+        **_rope(),
+    ),
+}
+
 MAIN_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 FAMILIES = tuple(_FAMILIES)
 
@@ -112,6 +130,12 @@ def fused_model(family: str, seed: int = 0) -> Any:
     """Return a model like `tiny_model`'s that fits the fused Llama forward."""
     torch.manual_seed(seed)
     return _with_random_weights(_FUSED_FAMILIES[family](), seed, spread=0.1)
+
+
+def schedule_model(family: str, seed: int = 0) -> Any:
+    """Return a model for `schedules`: "llama", "starcoder2" or "gemma2"."""
+    torch.manual_seed(seed)
+    return _with_random_weights(_SCHEDULED_FAMILIES[family](), seed, spread=0.1)
 
 
 def _with_random_weights(model: Any, seed: int, spread: float = 0.2) -> Any:

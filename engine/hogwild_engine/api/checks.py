@@ -1,12 +1,12 @@
-"""Checks of single settings. Each raises `ConfigError` that names the setting."""
+"""Checks of single settings, each raising `ConfigError` that names the setting, and of messages."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hogwild_engine.api.errors import require
+from hogwild_engine.api.errors import RequestError, error_text, require
 
 
 def require_int(
@@ -39,6 +39,29 @@ def require_number(
 def require_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Require one of ``choices``."""
     require(value in choices, name, f"one of {choices}", value)
+
+
+def check_messages(messages: Sequence[Any]) -> None:
+    """Check that messages have what every chat template reads. Errors quote no content.
+
+    Raises:
+        RequestError: there is none, or one has no role, no content, or content of another type.
+    """
+    if not messages:
+        raise RequestError(error_text("messages", "at least one message", messages))
+    for place, message in enumerate(messages):
+        name = f"messages[{place}]"
+        if not isinstance(message, Mapping):
+            raise RequestError(error_text(name, "a dict with role and content", type(message)))
+        if not isinstance(message.get("role"), str):
+            wanted = "a role such as 'user' or 'assistant'"
+            raise RequestError(error_text(name, wanted, sorted(map(str, message))))
+        content = message.get("content")
+        may_lack = content is None and bool(message.get("tool_calls"))
+        if not (may_lack or isinstance(content, str | list | tuple)):
+            raise RequestError(
+                error_text(name, "content: a text or a list of parts", type(content))
+            )
 
 
 def _require(valid: bool, name: str, value: Any, wanted: str, *, optional: bool) -> None:

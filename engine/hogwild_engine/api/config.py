@@ -36,9 +36,10 @@ class EngineConfig:
             on CUDA, the first of these that runs; "same" elsewhere.
         cuda_graphs: replay small steps as CUDA graphs. Needs a CUDA device that holds all layers.
             Off by default: the gain is not measured yet.
-        num_pages: pages in the KV cache. ``None``: as many as fit in ``memory_fraction``.
-        memory_fraction: share of the device's free memory for the KV cache, in (0, 1]. Ignored if
-            ``num_pages`` is set.
+        num_pages: pages in the KV cache. ``None``, on the CPU: 32,768 tokens, or a full context and
+            an eighth; on CUDA: up to 64 contexts; within ``memory_fraction``.
+        memory_fraction: largest share of the device's free memory for the KV cache, in (0, 1]. On
+            the CPU that is the container's, if it has less. Ignored if ``num_pages`` is set.
         page_size: tokens per page.
         max_num_batched_tokens: maximum number of prompt tokens in one forward step. While other
             sessions decode, it is an eighth of this.

@@ -52,12 +52,15 @@ class TokenProbability:
     """A token of the answer with its log probability.
 
     Args:
-        text: the decoded token.
+        text: the decoded token, with a replacement character for bytes that are no character.
+        utf8: the token's bytes, 0 to 255. A character may take several tokens: their bytes, joined,
+            are its UTF-8.
         logprob: natural logarithm of its probability at temperature 1, among the tokens that a
             grammar allowed.
     """
 
     text: str
+    utf8: tuple[int, ...]
     logprob: float
 
 

@@ -67,6 +67,8 @@ class Grammar:
     @classmethod
     def choice(cls, *texts: str) -> Grammar:
         """Return the grammar of exactly one of ``texts``."""
+        fix = "pass the texts one by one: choice(*texts)"
+        require(all(isinstance(text, str) for text in texts), "grammar", "texts", texts, fix)
         return cls.regex("|".join(map(re.escape, texts)))
 
 

@@ -7,7 +7,8 @@ those of Hogwild! Inference (arXiv 2504.06261 and its authors' code), except the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from string import Formatter
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -26,9 +27,11 @@ EndOfTurn = Literal["ends_paragraph", "ends_session"]
 class Protocol:
     """Prompts and rules by which the workers of a team write one text together.
 
-    ``rules``, ``header`` and ``first_prefixes`` are templates with the fields ``{name}`` (the
-    worker), ``{number}`` (of its paragraph), ``{names}`` and ``{count}`` (of all workers) and
-    ``{roles}`` (the workers' roles, after a sentence about tools if the request has any).
+    Three settings are templates, in which ``{{`` and ``}}`` stand for braces: ``header``, with the
+    fields ``{name}`` (the worker) and ``{number}`` (of its paragraph); ``first_prefixes``, with
+    ``{name}``; and ``rules``, with ``{names}`` and ``{count}`` (of all workers), ``{roles}`` (the
+    workers' roles, after a sentence about tools if the request has any), and ``{name}`` and
+    ``{number}`` of the first paragraph. The other texts stand as they are.
 
     Args:
         name: name of the preset.
@@ -69,7 +72,7 @@ class Protocol:
             ``max_tokens``. ``None``: no further maximum.
 
     Raises:
-        ConfigError: a value is out of range, or a template has an unknown field.
+        ConfigError: a value is out of range, or a template has a field that it cannot have.
     """
 
     name: str
@@ -99,14 +102,19 @@ class Protocol:
     answer_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        known = dict.fromkeys(("name", "number", "names", "count", "roles"), "x")
-        templates = {f"first_prefixes[{i}]": text for i, text in enumerate(self.first_prefixes)}
-        for name, text in {"rules": self.rules, "header": self.header, **templates}.items():
-            try:
-                text.format(**known)
-            except (KeyError, ValueError, IndexError) as error:
-                require(False, name, f"only the fields {sorted(known)}", text, str(error))
-        require("{name}" in self.header, "header", "a text with {name}", self.header)
+        for field in fields(self):
+            if field.type == "str":
+                value = getattr(self, field.name)
+                require(isinstance(value, str), field.name, "a text", value)
+        prefixes = self.first_prefixes
+        are_texts = isinstance(prefixes, tuple) and all(isinstance(text, str) for text in prefixes)
+        require(are_texts, "first_prefixes", "a tuple of texts", prefixes)
+        _require_template("rules", self.rules, ("names", "count", "roles", "name", "number"))
+        _require_template("header", self.header, ("name", "number"))
+        for place, text in enumerate(prefixes):
+            _require_template(f"first_prefixes[{place}]", text, ("name",))
+        named = any(field == "name" for _, field, _, _ in Formatter().parse(self.header))
+        require(named, "header", "a text with {name}", self.header)
         require(not self.header.endswith(" "), "header", "no space at the end", self.header)
         require(bool(self.final_prompt), "final_prompt", "'close' or a text", self.final_prompt)
         require_choice("rules_position", self.rules_position, get_args(RulesPosition))
@@ -142,6 +150,21 @@ class Protocol:
             name=names[0],
             number=1,
         )
+
+
+def _require_template(name: str, text: str, allowed: tuple[str, ...]) -> None:
+    """Require that the fields of a template are among those that it is filled with."""
+    listed = ", ".join(f"{{{field}}}" for field in allowed)
+    wanted = f"a template with no field but {listed}"
+    todo = "write {{ and }} for braces"
+    try:
+        parsed = list(Formatter().parse(text))
+    except ValueError as error:  # a single brace
+        require(False, name, wanted, text, f"{error}: {todo}")
+        return
+    for _, field, spec, conversion in parsed:
+        plain = field is None or (field in allowed and not spec and not conversion)
+        require(plain, name, wanted, text, todo)
 
 
 _RULES = (

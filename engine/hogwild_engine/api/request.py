@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from hogwild_engine.api import layout as layouts
 from hogwild_engine.api import protocol as protocols
-from hogwild_engine.api.checks import require_choice, require_int
+from hogwild_engine.api.checks import check_messages, require_choice, require_int
 from hogwild_engine.api.config import SamplingParams
 from hogwild_engine.api.errors import WorkerNameError, error_text, require
 from hogwild_engine.api.events import Paragraph
@@ -95,7 +95,7 @@ class Request:
 
     Args:
         messages: the conversation in the chat format of transformers: dicts with ``role`` and
-            ``content``.
+            ``content``, and ``name`` for the name of a speaker.
         workers: the team; anything that `make_workers` takes.
         history: paragraphs that the team wrote before on this task.
         protocol: the name of a preset, a `Protocol`, or "auto": "paper" for models whose chat
@@ -107,7 +107,8 @@ class Request:
         answer: "write": one worker writes the final answer and sees all paragraphs. "join": the
             paragraphs, in the order of the history, are the answer.
         max_steps: maximum number of steps of the parallel phase.
-        max_tokens: maximum number of sampled tokens of the final answer.
+        max_tokens: maximum number of sampled tokens of the final answer. While workers write, at
+            most half of what the prompt leaves free in the context is kept for it.
         sampling: how tokens are sampled.
         stop: strings that end the text of the worker, or the answer, in which they appear. They are
             not part of the text.
@@ -122,6 +123,7 @@ class Request:
 
     Raises:
         ConfigError: a value is out of range or unknown, or two settings exclude each other.
+        RequestError: a message has no role or no content.
         WorkerNameError: a worker's name is invalid or used twice.
     """
 
@@ -146,6 +148,7 @@ class Request:
 
     def __post_init__(self) -> None:
         require(bool(self.messages), "messages", "at least one message", self.messages)
+        check_messages(self.messages)
         object.__setattr__(self, "workers", make_workers(self.workers))
         check_settings(**{name: getattr(self, name) for name in _CHECKS})
         names = [worker.name for worker in self.workers]

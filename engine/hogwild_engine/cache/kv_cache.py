@@ -98,6 +98,15 @@ class KVCache:
     def bytes_per_token(self) -> int:
         return sum(shape.bytes_per_token for shape in self.shapes)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pages."""
+        return self.pool.num_pages * self.pool.page_size * self.bytes_per_token
+
+    def release(self) -> None:
+        """Free the tensors; the numbers of the pool stay. Nothing can be stored afterwards."""
+        self.groups, self.layers = [], []
+
     @torch.inference_mode()
     def move(self, source: Sequence[int], target: Sequence[int], delta: int) -> None:
         """Copy tokens from slot to slot in all layers; their local positions grow by ``delta``."""

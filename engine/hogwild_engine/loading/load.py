@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from hogwild_engine.loading.calibration_text import calibration_ids
 from hogwild_engine.loading.model_config import context_len, default_sampling, end_tokens
 from hogwild_engine.loading.pretrained import Pretrained, load_pretrained
 from hogwild_engine.step import attention_hook, linear_packing
+from hogwild_engine.step.activations import replace_activations
 from hogwild_engine.step.forward import Forward, TransformersForward
 from hogwild_engine.step.fused_llama import FusedLlamaForward
 from hogwild_engine.step.model_runner import ModelRunner
@@ -95,9 +97,10 @@ def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> Lo
     fused = _fused_llama(model, cache, windows, ids, logits) if may_fuse else None
     absmax: linear_packing.ActivationAbsmax = {}
     if config.quantization == "int8":
-        with linear_packing.recorded_absmax(model) as absmax:
+        with linear_packing.recorded_absmax(model) as absmax, _one_thread():
             validation.plain_logits(model, calibration_ids(chat))
     if fused is None:
+        replace_activations(model)
         linear_packing.pack(model, config.quantization, absmax)
     else:
         fused.pack(config.quantization, absmax)
@@ -112,6 +115,17 @@ def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> Lo
         validation_error=error,
         backends=backends,
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run torch on one thread, so that what is measured does not depend on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _layer_shapes(model: Any, config: EngineConfig) -> tuple[list[LayerShape], list[int | None]]:

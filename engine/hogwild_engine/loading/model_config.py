@@ -8,6 +8,7 @@ from typing import Any
 from hogwild_engine.api.config import SamplingParams
 
 _NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+_GENERATE_TOP_K = 50
 
 
 def context_len(model: Any, windows: Sequence[int | None] = ()) -> int:
@@ -49,11 +50,13 @@ def end_tokens(generation: Any, tokenizer: Any) -> frozenset[int]:
 def default_sampling(generation: Any) -> SamplingParams:
     """Return the sampling settings of a ``generation_config``, all of them set.
 
-    The temperature is 0 (greedy) if ``do_sample`` is off.
+    The temperature is 0 (greedy) if ``do_sample`` is off. A configuration that samples and states
+    no ``top_k``, such as Llama-3.2's, has 50, as in ``generate``.
     """
-
     stated = {name: getattr(generation, name, None) for name in _NEUTRAL}
     if not generation.do_sample:
         stated["temperature"] = 0.0
+    elif stated["top_k"] is None:
+        stated["top_k"] = _GENERATE_TOP_K
     given = {name: value for name, value in stated.items() if value is not None}
     return SamplingParams(**_NEUTRAL | given)

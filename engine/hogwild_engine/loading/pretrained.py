@@ -48,8 +48,9 @@ def load_pretrained(config: EngineConfig) -> Pretrained:
 
 def _load_gguf(file: Path, dtype: torch.dtype) -> Pretrained:
     folder = gguf_cache.folder_for(file, str(dtype).removeprefix("torch."))
-    if folder.is_dir():
+    if folder is not None and folder.is_dir():
         try:
+            gguf_cache.check(folder)
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
             return Pretrained(model, tokenizer)
@@ -59,7 +60,8 @@ def _load_gguf(file: Path, dtype: torch.dtype) -> Pretrained:
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
     options["quantization_config"] = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=dtype, **options)
-    gguf_cache.save(folder, model, tokenizer)
+    if folder is not None:
+        gguf_cache.save(folder, model, tokenizer)
     return Pretrained(model, tokenizer)
 
 

@@ -135,9 +135,11 @@ class AnswerPhase(Phase):
 
     def _logprobs(self) -> tuple[TokenProbability, ...]:
         """The sampled tokens; a token that a grammar forced is certain."""
-        decode = self._context.chat.decode
+        chat = self._context.chat
         return tuple(
-            TokenProbability(decode([token]), math.log(max(probability, 1e-45)))
+            TokenProbability(
+                chat.decode([token]), (*chat.to_bytes(token),), math.log(max(probability, 1e-45))
+            )
             for token, probability in self._draft.sampled
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hogwild_engine.api.events import Event, Usage
+from hogwild_engine.api.layout import LAYOUTS
 from hogwild_engine.api.request import Request
 from hogwild_engine.cache.block import Block
 from hogwild_engine.cache.kv_cache import KVCache
@@ -75,9 +76,21 @@ class SessionContext:
             limits,
             prompt_len=len(self.prompt.tokens),
             final_len=len(self.final_prompt),
+            header_lens=[len(chat.encode(text)) for text in self.section_headers],
             num_writers=len(request.workers) if self.prompt.protocol else 0,
             step_tokens=_max_step_tokens(request, self.prompt, chat),
         )
+
+    @property
+    def section_headers(self) -> list[str]:
+        """Texts of the section headers; each has a block of its own, and stands in views once or
+        behind every other worker. Empty in layouts without them.
+        """
+        protocol = self.prompt.protocol
+        if protocol is None or not LAYOUTS[self.request.layout].has_headers:
+            return []
+        texts = (protocol.others_header, protocol.after_other, protocol.own_header)
+        return [text for text in dict.fromkeys(texts) if text]
 
     def start(self) -> None:
         """Start the clock, and take pages of the pool that hold the prompt's beginning."""
@@ -105,6 +118,11 @@ class SessionContext:
             **counts,
         )
 
+    def forget_prefix(self) -> None:
+        """Let no other session find the pages of the prompt."""
+        for page in self.common.pages:
+            self.cache.pool.drop_key(page)
+
     def register_prefix(self) -> None:
         """Let other sessions find the pages that the encoded prompt fills."""
         self.prefix.keep(self.cache.pool, self.common, self.encoded_len)
@@ -115,8 +133,13 @@ def _max_step_tokens(request: Request, prompt: Prompt, chat: ChatTemplate) -> in
     protocol = prompt.protocol
     if protocol is None:
         return 1
-    names = [worker.name for worker in request.workers]
-    first = max((protocol.first_prefix_for(i, n) for i, n in enumerate(names)), key=len)
-    header = max((protocol.header_for(name, 10**4) for name in names), key=len)
-    text = header + protocol.forced_prefix + first + protocol.intervention
-    return len(chat.encode(text)) + STEP_MARGIN
+    most = 0
+    for place, worker in enumerate(request.workers):
+        before = sum(paragraph.worker == worker.name for paragraph in request.history)
+        digits = range(1, len(str(before + request.max_steps + 1)) + 1)
+        numbers = {int(first * count) for count in digits for first in "19"}
+        rest = protocol.forced_prefix + protocol.first_prefix_for(place, worker.name)
+        rest += protocol.intervention
+        headers = {protocol.header_for(worker.name, number) for number in numbers}
+        most = max(most, *(len(chat.encode(header + rest)) for header in headers))
+    return most + STEP_MARGIN

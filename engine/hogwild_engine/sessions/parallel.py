@@ -79,7 +79,7 @@ class ParallelPhase(Team):
 
     def _write_headers(self) -> SharedBlocks[Block]:
         texts = (self.protocol.others_header, self.protocol.after_other, self.protocol.own_header)
-        blocks = {text: Block(self._context.cache) for text in dict.fromkeys(texts) if text}
+        blocks = {text: Block(self._context.cache) for text in self._context.section_headers}
         for text, block in blocks.items():
             tokens = self._context.chat.encode(text)
             self._num_forced += len(tokens)

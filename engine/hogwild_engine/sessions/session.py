@@ -151,6 +151,10 @@ class Session:
         """Return what it has cost so far."""
         return self.phase.usage()
 
+    def forget_prefix(self) -> None:
+        """Let no other session find the pages of the prompt: they may hold what is no number."""
+        self._context.forget_prefix()
+
     def release(self) -> None:
         """Free all pages. Safe to call again."""
         for block in self.phase.blocks:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from math import isnan
 from typing import NamedTuple
 
 import torch
@@ -86,7 +85,10 @@ class SamplingRow:
 
 
 class SampledToken(NamedTuple):
-    """A token and its probability at temperature 1, before any filter but bans and grammars."""
+    """A token and its probability at temperature 1, before any filter but bans and grammars.
+
+    The probability is NaN if the row's largest logit is not finite; the token means nothing then.
+    """
 
     token: int
     probability: float
@@ -94,27 +96,20 @@ class SampledToken(NamedTuple):
 
 @torch.inference_mode()
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-    """Sample one token from each row.
+    """Sample one token from each row. No row depends on another one.
 
     Args:
-        logits: ``[R, V]``; penalties, bans and grammars may be applied in place.
+        logits: ``[R, V]``; bans and grammars may be applied in place.
         rows: one for each row of logits.
-
-    Raises:
-        FloatingPointError: a row's largest logit is not finite.
     """
     if any(row.sampling.repetition_penalty != 1 for row in rows):
-        logits = logits.float()
+        logits = logits.to(torch.float32, copy=True)
         _apply_repetition_penalty(logits, rows)
     apply_token_mask(logits, [row.constraint for row in rows])
     compiled = logits.device.type == "cpu" and logits.dtype in c_backend.DTYPES
     if compiled and c_backend.build_error() is None:
-        sampled = _sample_in_c(logits.contiguous(), rows)
-    else:
-        sampled = _sample_in_torch(logits.float(), rows)
-    if any(isnan(probability) for _, probability in sampled):
-        raise FloatingPointError("the model's logits are not finite")
-    return sampled
+        return _sample_in_c(logits.contiguous(), rows)
+    return _sample_in_torch(logits.float(), rows)
 
 
 def _sample_in_c(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:

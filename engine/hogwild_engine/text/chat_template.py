@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,11 +24,14 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
+from hogwild_engine.api.checks import check_messages
 from hogwild_engine.api.errors import NoChatTemplateError, RequestError, error_text
 from hogwild_engine.text.constraint import GrammarCompiler
-from hogwild_engine.text.messages import Message
+from hogwild_engine.text.messages import Message, plain_calls
 from hogwild_engine.text.role_order import alternating_roles
+from hogwild_engine.text.speakers import roles_with_names, with_speakers
 from hogwild_engine.text.tool_format import OURS, ToolFormat, read_format, tools_as_text
+from hogwild_engine.text.tool_results import order_results
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 _NONCE = secrets.token_hex(8)
@@ -81,6 +85,10 @@ class ChatTemplate:
         return form if self.special_ids.isdisjoint(ids) else OURS
 
     @cached_property
+    def _roles_with_names(self) -> frozenset[str]:
+        return roles_with_names(self._apply_template)
+
+    @cached_property
     def grammars(self) -> GrammarCompiler:
         """The compiler of grammars for this tokenizer."""
         return GrammarCompiler(self._tokenizer, self.eos_ids)
@@ -112,6 +120,10 @@ class ChatTemplate:
         return self._tokenizer.decode(
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+
+    def to_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token, which may be a part of a character."""
+        return self.grammars.to_bytes(token)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of trusted text, in which added tokens are tokens."""
@@ -159,34 +171,45 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
         """Return the ids of a conversation, up to where the assistant's answer begins.
 
-        If the last message has the role "assistant", the answer continues it. For templates that
-        refuse the order of roles, neighbouring messages are merged.
+        If the last message has the role "assistant" and calls no tools, the answer continues it.
+        For templates that refuse the order of roles, neighbouring messages are merged. Names of
+        speakers and the order of tool results are rendered for all templates; see
+        `hogwild_engine.text.speakers` and `hogwild_engine.text.tool_results`.
 
         Args:
-            messages: dicts with ``role`` and ``content``.
+            messages: dicts with ``role`` and ``content``, and ``name``, ``tool_calls`` or
+                ``tool_call_id`` where they have one.
             tools: tools in OpenAI's format.
 
         Raises:
             NoChatTemplateError: the tokenizer has no chat template.
-            RequestError: the template refuses the messages.
+            RequestError: the template refuses the messages, or one of them has no role.
         """
+        check_messages(messages)
+        messages = [plain_calls({"content": None, **message}) for message in messages]
+        continues = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+        messages = order_results(self.name_speakers(messages))
         if not self.tool_format.native and (tools or any(map(_uses_tools, messages))):
             messages, tools = tools_as_text(messages, tools), ()
         placeholders = _Placeholders(self._added_tokens)
         safe = [placeholders.hide(message, keep=("role", "type")) for message in messages]
         safe_tools = [placeholders.hide(tool, keep=("type",)) for tool in tools]
         ids: list[int] = []
-        for text, is_data in placeholders.split(self._render_text(safe, safe_tools)):
+        for text, is_data in placeholders.split(self._render_text(safe, safe_tools, continues)):
             ids += self.encode_data(text) if is_data else self.encode(text)
         return ids
 
-    def _render_text(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
+    def name_speakers(self, messages: Sequence[Message]) -> list[Message]:
+        """Write the names of speakers into their texts, unless the template renders them."""
+        return with_speakers(messages, native=self._roles_with_names)
+
+    def _render_text(self, messages: Sequence[Any], tools: Sequence[Any], continues: bool) -> str:
         try:
-            return self._apply_template(messages, tools)
+            return self._apply_template(messages, tools, continues=continues)
         except RequestError:
-            for changed in alternating_roles(messages):
+            for changed in alternating_roles(with_speakers(messages)):
                 with suppress(RequestError):
-                    return self._apply_template(changed, tools)
+                    return self._apply_template(changed, tools, continues=continues)
             raise
 
     def follow_up(self, question: str) -> str:
@@ -203,12 +226,13 @@ class ChatTemplate:
     def _text_after_nonce(self, messages: Sequence[Message]) -> str:
         return self._apply_template(messages, ()).rpartition(_NONCE)[2]
 
-    def _apply_template(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
+    def _apply_template(
+        self, messages: Sequence[Any], tools: Sequence[Any], *, continues: bool = False
+    ) -> str:
         if not self._tokenizer.chat_template:
             wanted = "a model whose tokenizer has a chat template"
             fix = "use an instruct or chat model"
             raise NoChatTemplateError(error_text("model", wanted, self._name, fix))
-        continues = messages[-1]["role"] == "assistant"
         try:
             return self._tokenizer.apply_chat_template(
                 list(messages),
@@ -218,9 +242,19 @@ class ChatTemplate:
                 continue_final_message=continues,
             )
         except Exception as error:
-            roles = [message["role"] for message in messages]
+            roles = reprlib.repr([message["role"] for message in messages])
             wanted = f"messages that the chat template of {self._name!r} takes"
-            raise RequestError(error_text("messages", wanted, roles, str(error))) from error
+            text = f"messages: wanted {wanted}, got the roles {roles}; {self._reason(error)}"
+            # Not `from error`: its text may hold the conversation, and tracebacks are logged.
+            raise RequestError(text) from None
+
+    def _reason(self, error: Exception) -> str:
+        """Return what a template says of its error, without the messages that it may quote."""
+        said, source = str(error), str(self._tokenizer.chat_template)
+        # The template's own words are literals in its source; what follows them may be content.
+        literal = next((said[:end] for end in range(len(said), 7, -1) if said[:end] in source), "")
+        ending = "…" if literal and literal != said else ""
+        return f"{type(error).__name__}: {literal}{ending}" if literal else type(error).__name__
 
 
 def _uses_tools(message: Message) -> bool:

@@ -91,6 +91,10 @@ class GrammarCompiler:
         """Return whether grammars must name this token by its id instead of its text."""
         return self._vocabulary.is_special_token(token)
 
+    def to_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character."""
+        return self._vocabulary.decode_bytes([token])
+
     def compile(self, grammar: Grammar, budget: int) -> Constraint:
         """Return the constraint of an empty sequence.
 

@@ -1,14 +1,41 @@
-"""Chat messages: adding text to the system message or to a user message.
+"""Chat messages: adding text to the system message or to a user message; tool calls as objects.
 
 The content of a message is a string, or a list of parts such as ``{"type": "text", "text": …}``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Message = Mapping[str, Any]
+
+
+def plain_calls(message: Message) -> Message:
+    """Return the message with its tool calls as templates expect them.
+
+    Arguments that are JSON text, as OpenAI's API sends them, become the object: templates would
+    quote the text once more, or fail. An empty list of calls is left out: some templates refuse it.
+    """
+    if "tool_calls" not in message:
+        return message
+    calls = [_plain_call(call) for call in message["tool_calls"] or ()]
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "tool_calls": calls} if calls else rest
+
+
+def _plain_call(call: Message) -> Message:
+    function = call.get("function")
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return call
+    try:
+        parsed = json.loads(arguments or "{}")
+    except ValueError:
+        return call
+    whole = isinstance(parsed, dict)
+    return {**call, "function": {**function, "arguments": parsed}} if whole else call
 
 
 def add_to_system(messages: Sequence[Message], text: str) -> list[Message]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from string import Formatter
 from typing import NamedTuple
 
 from hogwild_engine.api.protocol import ParagraphEnd, Protocol
@@ -207,8 +208,15 @@ def _trigrams(words: list[str]) -> set[tuple[str, ...]]:
 
 def header_starts(protocol: Protocol, names: Iterable[str]) -> list[str]:
     """Return how each worker's headers start, up to the paragraph's number: ``**Bob [``."""
-    start = protocol.header.partition("{number}")[0]
-    return [start.format(name=name) for name in names]
+    starts = []
+    for name in names:
+        start = ""
+        for text, field, _, _ in Formatter().parse(protocol.header):
+            start += text + (name if field == "name" else "")
+            if field == "number":
+                break
+        starts.append(start)
+    return starts
 
 
 def boxed_answer(text: str) -> str | None:

@@ -74,11 +74,13 @@ def _render_with_rules(request: Request, protocol: Protocol, chat: ChatTemplate)
         tuple(worker.role for worker in request.workers),
         has_tools=request.may_call,
     )
+    # First: the rules that are added to a message are not what its speaker said.
+    spoken = chat.name_speakers(request.messages)
     position = protocol.rules_position
     if position == "system":
         try:
-            return chat.render(add_to_system(request.messages, rules), request.tools)
+            return chat.render(add_to_system(spoken, rules), request.tools)
         except RequestError:  # the template refuses system messages
             position = "before_task"
-    messages = add_to_user(request.messages, rules, first=position == "before_task")
+    messages = add_to_user(spoken, rules, first=position == "before_task")
     return chat.render(messages, request.tools)

@@ -1,7 +1,7 @@
 """Compile csrc/ for this processor on first use, cache it, and load it through ctypes.
 
-Each dtype has its own library, with the same functions. They are stored under ``$HOGWILD_CACHE``,
-else ``$XDG_CACHE_HOME/hogwild``, else ``~/.cache/hogwild``, and may be deleted at any time.
+Each dtype has its own library, with the same functions. Their names in the cache end in a hash of
+their content: one that is empty, cut or changed is compiled again, never loaded.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+
+from hogwild_kernels.cache_folder import cache_folder, require_private, sync
 
 _FLAGS = (
     "-O3",
@@ -57,10 +59,10 @@ def libraries() -> dict[torch.dtype, ctypes.CDLL]:
     digest = hashlib.sha256("\n".join(inputs).encode())
     for source in sorted(_SOURCES.glob("*.[ch]")):
         digest.update(source.read_bytes())
-    names = [f"{name}-{digest.hexdigest()[:16]}.so" for name in DTYPES.values()]
+    key = digest.hexdigest()[:16]
     try:
         with ThreadPoolExecutor() as pool:
-            files = list(pool.map(_cached, [compiler] * len(names), DTYPES.values(), names))
+            files = list(pool.map(lambda name: _cached(compiler, name, key), DTYPES.values()))
         return dict(zip(DTYPES, map(_load, files), strict=True))
     except (OSError, subprocess.SubprocessError) as error:
         message = getattr(error, "stderr", None) or str(error)
@@ -78,14 +80,6 @@ def build_error() -> str | None:
         _log.warning("attention on the CPU runs on plain torch operators: %s", error)
         return str(error)
     return None
-
-
-def _folder() -> Path:
-    """The folder of the cache, by the same rule as the engine's."""
-    if own := os.environ.get("HOGWILD_CACHE"):
-        return Path(own).expanduser() / "native"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "hogwild" / "native"
 
 
 def _processor() -> str:
@@ -113,27 +107,47 @@ def _load(file: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(file))
 
 
-def _cached(compiler: list[str], dtype: str, name: str) -> Path:
+def _cached(compiler: list[str], dtype: str, key: str) -> Path:
     """Return the library's file in the cache, or in a temporary folder of this process if the cache
-    cannot be written.
+    cannot be written or is not this user's alone.
     """
     try:
-        file = _folder() / name
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            _compile(compiler, dtype, file)
-    except (OSError, RuntimeError):  # no home, no room, no right to write
-        folder = tempfile.mkdtemp(prefix="hogwild-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        file = Path(folder, name)
-        _compile(compiler, dtype, file)
-    return file
+        folder = cache_folder("native")
+        for file in sorted(folder.glob(f"{dtype}-{key}-*.so")):
+            if _is_intact(file):
+                return file
+            file.unlink(missing_ok=True)
+        return _compile(compiler, dtype, key, folder)
+    except OSError as error:  # no home, no room, no right to write
+        return _compile(compiler, dtype, key, _temporary_folder(str(error)))
 
 
-def _compile(compiler: list[str], dtype: str, file: Path) -> None:
-    """Compile to a temporary file, then rename. The loaded OpenMP resolves its symbols later."""
+@functools.cache
+def _temporary_folder(reason: str) -> Path:
+    """A folder of this process, where the cache cannot be used for ``reason``."""
+    _log.warning("the compiled kernels are not kept: %s", reason)
+    folder = tempfile.mkdtemp(prefix="hogwild-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _is_intact(file: Path) -> bool:
+    """Whether a library is this user's alone, and has the content that its name says."""
+    try:
+        require_private(file)
+    except PermissionError:
+        return False
+    return file.is_file() and file.stem.rpartition("-")[2] == _digest(file.read_bytes())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _compile(compiler: list[str], dtype: str, key: str, target: Path) -> Path:
+    """Compile to a temporary folder, then rename. The loaded OpenMP resolves its symbols later."""
     source, macro = str(_SOURCES / "kernels.c"), f"-DDTYPE_{dtype.upper()}"
-    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=target) as folder:
         compiled, linked = Path(folder, "kernels.o"), Path(folder, "kernels.so")
         openmp = ["-fopenmp"] if _openmp() is not None else []
         steps = (
@@ -142,4 +156,9 @@ def _compile(compiler: list[str], dtype: str, file: Path) -> None:
         )
         for step in steps:
             subprocess.run(step, check=True, capture_output=True, text=True, timeout=120)
+        linked.chmod(0o700)
+        file = target / f"{dtype}-{key}-{_digest(linked.read_bytes())}.so"
+        sync(linked)
         linked.replace(file)
+    sync(target)
+    return file

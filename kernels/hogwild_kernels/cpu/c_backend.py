@@ -9,7 +9,7 @@ import ctypes
 import functools
 from array import array
 from collections.abc import Collection, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from hogwild_kernels.api import AttentionSpec, States, check
 from hogwild_kernels.cpu.build import DTYPES, BuildError, build_error, libraries
 from hogwild_kernels.cpu.structs import CONSTANTS, AttentionParams
 from hogwild_kernels.reference import ReferenceBackend
-from hogwild_kernels.table import BlockTable
+from hogwild_kernels.table import BlockRead, BlockTable
 
 __all__ = ["DTYPES", "BuildError", "NativeBackend", "add_norm", "attend", "attention_params"]
 __all__ += ["build_error", "has_amx", "num_threads", "rotate_write", "sample", "silu_mul"]
@@ -26,6 +26,12 @@ __all__ += ["build_error", "has_amx", "num_threads", "rotate_write", "sample", "
 LANES = CONSTANTS["LANES"]
 """Widths of rows are multiples of this."""
 MAX_HEAD_DIM, MAX_GROUP = CONSTANTS["MAX_HEAD_DIM"], CONSTANTS["MAX_GROUP"]
+WORKSPACE_FLOATS = 1 << 19
+"""Floats of partial softmaxes that a call keeps at once, unless one query token has more. They are
+2 MB, which stay in the nearest caches.
+"""
+
+_CHUNK = CONSTANTS["CHUNK"]
 
 
 class NativeBackend(ReferenceBackend):
@@ -82,7 +88,7 @@ def attention_params(
     scale: float,
     softcap: float | None = None,
 ) -> tuple[Any, torch.Tensor]:
-    """Return the parameters that all layers of a step share, and the memory that threads work in.
+    """Return the parameters that all layers of a step share, and memory for partial softmaxes.
 
     Both are stored on the table.
 
@@ -102,6 +108,9 @@ def attention_params(
         max_pages, columns = _columns(table, q.shape[0], *k_pages.shape[:2])
         cos, sin = table.cos.contiguous(), table.sin.contiguous()
         rows, heads, dim = q.shape
+        partials = columns["partials_of_row"]
+        most = max((stop - start for start, stop in pairwise(partials)), default=0)
+        max_partials = max(most, min(partials[-1], WORKSPACE_FLOATS // (heads * (dim + 2))))
         page_stride, slot_stride, head_stride, _ = k_pages.stride()
         params = AttentionParams(
             num_tokens=rows,
@@ -120,10 +129,11 @@ def attention_params(
             sin=sin.data_ptr(),
             scale=scale,
             softcap=softcap or 0,
+            max_partials=max_partials,
             num_threads=threads,
             use_amx=has_amx(),
         )
-        workspace = torch.empty(threads * rows * heads * (dim + LANES + 1))
+        workspace = torch.empty(max_partials * heads * (dim + 2))
         # params holds raw pointers into columns, cos and sin: storing them here keeps that memory.
         kept = table.derived[key] = (params, workspace, columns, cos, sin)
     return kept[0], kept[1]
@@ -141,6 +151,7 @@ def _columns(
         pages.fromlist(read.pages + [0] * (max_pages - len(read.pages)))
         lo.fromlist(read.lo(table.window))
         hi.fromlist(read.hi)
+    first_partial, partials_of_row = _partials(reads, lo, hi, num_rows)
     return max_pages, {
         "pages": pages,
         "first_query": array("i", [read.first_row for read in reads]),
@@ -148,7 +159,36 @@ def _columns(
         "first_pair": array("i", accumulate(counts[:-1], initial=0)),
         "lo": lo,
         "hi": hi,
+        "first_partial": first_partial,
+        "partials_of_row": partials_of_row,
     }
+
+
+def _partials(
+    reads: Sequence[BlockRead], lo: Sequence[int], hi: Sequence[int], num_rows: int
+) -> tuple[array[int], array[int]]:
+    """Number the partial softmaxes: those of a query token one after another, in its view's order.
+
+    A block that stands further left in a view has a larger delta. The order of the reads is another
+    one: it depends on which query tokens share the step.
+
+    Returns:
+        The first partial of each pair, and of each query token, with their total at the end.
+    """
+    pairs_of_row: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
+    pair = 0
+    for read in reads:
+        for row, delta in enumerate(read.deltas, read.first_row):
+            if lo[pair] < hi[pair]:
+                pairs_of_row[row].append((-delta, pair))
+            pair += 1
+    first_partial, partials_of_row, count = array("i", bytes(4 * pair)), array("i", [0]), 0
+    for pairs in pairs_of_row:
+        for _, pair in sorted(pairs):
+            first_partial[pair] = count
+            count += (hi[pair] - 1) // _CHUNK - lo[pair] // _CHUNK + 1
+        partials_of_row.append(count)
+    return first_partial, partials_of_row
 
 
 def attend(

@@ -8,14 +8,15 @@
 //       across the lanes of a vector
 //       acc[row][dim] = rescale * acc + weights x values          tiles of 16 x 16
 //
-// A task runs part by part, since what a part needs fits the nearest caches.
+// A task runs part by part, since what a part needs fits the nearest caches. Parts begin at multiples of
+// 64 in the block, and each row of a tile is summed by itself: a row's sums do not depend on the others.
 
 #pragma once
 #include "attention_vectors.h"
 
 #if HAS_AMX && HAS_BF16_DOT
 
-enum { PART = 64, PART_BLOCKS = PART / BLOCK, GROUPS = 4 };
+enum { PART = 64, PART_BLOCKS = PART / BLOCK };
 enum { QUERY_STEPS = MAX_HEAD_DIM / 32, VALUE_TILES = MAX_HEAD_DIM / 16 };
 
 // The score of a token that a row does not see. Finite: inf - inf would be NaN.
@@ -30,11 +31,10 @@ typedef struct {
   int begin, stop;           // tokens that any of them sees
   int all_begin, all_stop;   // tokens that all of them see
   int count;
-  int64_t at;  // of the first row in the softmax
 } RowGroup;
 
 typedef struct {
-  RowGroup groups[GROUPS];
+  RowGroup groups[ROW_GROUPS];
   f32x16 score[PART];                                // tokens x rows
   u32x16 weight[PART_BLOCKS][LANES];                // rows x pairs of tokens
   u32x16 values[PART_BLOCKS * VALUE_TILES][LANES];  // pairs of tokens x dims
@@ -44,12 +44,12 @@ typedef struct {
 // Find what the rows of a group see.
 static void find_visible(const AttentionParams *p, const Task *task, int first, RowGroup *g) {
   int group = p->num_heads / p->num_kv_heads;
-  int left = p->num_queries[task->read] * group - first;
+  int left = task->count * group - first;
   g->count = left < LANES ? left : LANES;
   g->begin = g->all_stop = INT32_MAX, g->stop = g->all_begin = 0;
   g->lo = g->hi = (i32x16){};
   for (int i = 0; i < g->count; i++) {
-    int pair = p->first_pair[task->read] + (first + i) / group;
+    int pair = p->first_pair[task->read] + task->first + (first + i) / group;
     int lo = p->lo[pair] > task->start ? p->lo[pair] : task->start;
     int hi = p->hi[pair] < task->stop ? p->hi[pair] : task->stop;
     g->lo[i] = lo, g->hi[i] = hi;
@@ -67,7 +67,7 @@ static void load_query_tiles(const AttentionParams *p, const uint16_t *q, const 
   float scale = p->scale * (p->softcap > 0 ? 1 : LOG2E);
   uint32_t rows[LANES][MAX_HEAD_DIM / 2];
   for (int i = 0; i < g->count; i++) {
-    int row = (first + i) / group, member = (first + i) % group;
+    int row = task->first + (first + i) / group, member = (first + i) % group;
     const uint16_t *from = q + (p->first_query[task->read] + row) * p->q_stride +
                            (task->kv_head * group + member) * dim;
     int64_t angle = (int64_t)(p->first_pair[task->read] + row) * (dim / 2);
@@ -87,28 +87,17 @@ static void load_query_tiles(const AttentionParams *p, const uint16_t *q, const 
   }
 }
 
-static void load_sums(const AttentionParams *p, const Task *task, int first, Softmax softmax, RowGroup *g) {
-  int dim = p->head_dim;
-  g->at = softmax_row(p, task->kv_head, p->first_query[task->read], 0) + first;
-  g->m = splat(-INFINITY), g->l = splat(0);
-  memset(g->acc, 0, LANES * dim * sizeof(float));
+// Write the partial softmaxes of a group, whose first row is row `first` of the task.
+static void store_group(const AttentionParams *p, const Task *task, int first, const Partials *to,
+                        const RowGroup *g) {
+  int dim = p->head_dim, group = p->num_heads / p->num_kv_heads;
   for (int i = 0; i < g->count; i++) {
-    if (softmax.m[g->at + i] == -INFINITY) continue;  // nothing was written yet
-    g->m[i] = softmax.m[g->at + i];
-    g->l[i] = softmax.l[(g->at + i) * LANES];
-    memcpy(g->acc + i * dim, softmax.acc + (g->at + i) * dim, dim * sizeof(float));
+    int64_t at = partial_row(p, to, task, task->first + (first + i) / group, (first + i) % group);
+    if (at < 0) continue;
+    to->m[at] = isnan(g->l[i]) ? NAN : g->m[i];  // NaN is not unseen
+    to->l[at] = g->l[i];
+    memcpy(to->acc + at * dim, g->acc + i * dim, dim * sizeof(float));
   }
-}
-
-static void store_sums(const AttentionParams *p, Softmax softmax, const RowGroup *g) {
-  int dim = p->head_dim;
-  for (int i = 0; i < g->count; i++) {
-    float *l = softmax.l + (g->at + i) * LANES;
-    store_f32(l, splat(0));
-    l[0] = g->l[i];
-    softmax.m[g->at + i] = isnan(g->l[i]) ? NAN : g->m[i];  // NaN is not unseen
-  }
-  memcpy(softmax.acc + g->at * dim, g->acc, g->count * dim * sizeof(float));
 }
 
 // Return the place of a token's key and value.
@@ -316,32 +305,31 @@ static void attend_part(const AttentionParams *p, const uint16_t *k, const Task 
   add_values(p->head_dim, first_block, blocks, g, b);
 }
 
-// Attend to one task. `next` is the thread's next task, or null; its first part is prefetched.
+// Attend to one task, of at most ROW_GROUPS * LANES rows. `next` is the thread's next task, or null; its
+// first part is prefetched.
 static void run_task_by_tiles(const AttentionParams *p, const uint16_t *q, const uint16_t *k,
                               const uint16_t *v, const Task *task, const Task *next,
-                              Softmax softmax, TileBuffers *b) {
-  int rows = p->num_queries[task->read] * (p->num_heads / p->num_kv_heads);
-  for (int first = 0; first < rows; first += GROUPS * LANES) {
-    int groups = 0, begin = INT32_MAX, stop = 0;
-    for (int i = first; i < rows && i < first + GROUPS * LANES; i += LANES) {
-      RowGroup *g = b->groups + groups;
-      find_visible(p, task, i, g);
-      if (g->begin >= g->stop) continue;
-      load_query_tiles(p, q, task, i, g);
-      load_sums(p, task, i, softmax, g);
-      begin = g->begin < begin ? g->begin : begin;
-      stop = g->stop > stop ? g->stop : stop;
-      groups++;
-    }
-    for (int token = begin / BLOCK * BLOCK; token < stop; token += PART) {
-      int end = token + PART < stop ? token + PART : stop;
-      Part part = {task, token}, after = {task, end};
-      if (end == stop) after = (Part){next, next ? next->start / BLOCK * BLOCK : 0};
-      pair_values(p, k, v, &part, (end - token + BLOCK - 1) / BLOCK, &after, b);
-      for (int i = 0; i < groups; i++) attend_part(p, k, task, token, end, b->groups + i, b);
-    }
-    for (int i = 0; i < groups; i++) store_sums(p, softmax, b->groups + i);
+                              const Partials *to, TileBuffers *b) {
+  int rows = task->count * (p->num_heads / p->num_kv_heads);
+  for (int first = 0; first < rows; first += LANES) {
+    RowGroup *g = b->groups + first / LANES;
+    find_visible(p, task, first, g);
+    if (g->begin >= g->stop) continue;
+    load_query_tiles(p, q, task, first, g);
+    g->m = splat(-INFINITY), g->l = splat(0);
+    memset(g->acc, 0, LANES * p->head_dim * sizeof(float));
   }
+  for (int token = task->start / PART * PART, end; token < task->stop; token = end) {
+    end = token + PART < task->stop ? token + PART : task->stop;
+    Part part = {task, token}, after = {task, end};
+    if (end == task->stop) after = (Part){next, next ? next->start / PART * PART : 0};
+    pair_values(p, k, v, &part, (end - token + BLOCK - 1) / BLOCK, &after, b);
+    for (int first = 0; first < rows; first += LANES)
+      attend_part(p, k, task, token, end, b->groups + first / LANES, b);
+  }
+  for (int first = 0; first < rows; first += LANES)
+    if (b->groups[first / LANES].begin < b->groups[first / LANES].stop)
+      store_group(p, task, first, to, b->groups + first / LANES);
 }
 
 #endif

@@ -2,7 +2,8 @@
 //   keys of the tile are transposed, so that a lane is a token: score[row][token] = q . k
 //   scores become weights by one step of the running softmax
 //   acc[row][dim] = rescale[row] * acc + sum over tokens of weight * value
-// A row is a (query token, query head of the group); all rows of a kv head share its keys.
+// A row is a (query token, query head of the group); all rows of a kv head share its keys. Tiles begin
+// at multiples of 64 in the block: a row's sums do not depend on what other rows see.
 
 #pragma once
 #include "attention.h"
@@ -28,7 +29,9 @@ typedef struct {
   words_t values[TILE / PER_WORD][MAX_HEAD_DIM / LANES];
   f32x16 score[MAX_TILE_ROWS][WIDTH];
   word_t weight[MAX_TILE_ROWS][TILE / PER_WORD];
-  float rescale[MAX_TILE_ROWS];
+  float rescale[MAX_TILE_ROWS], m[MAX_TILE_ROWS];  // running max
+  f32x16 l[MAX_TILE_ROWS];                         // running sum, a part in each lane
+  float acc[MAX_TILE_ROWS * MAX_HEAD_DIM];         // [R, D]
 } Buffers;
 
 // Store 16 values as words, in order.
@@ -48,10 +51,9 @@ INLINE void rotate_query(const scalar_t *from, const float *cos, const float *si
   *second = b * c + a * s;
 }
 
-static void load_query(const AttentionParams *p, const scalar_t *q, const Task *task, int first,
-                       int rows, word_t *to) {
+static void load_query(const AttentionParams *p, const scalar_t *q, const Task *task, word_t *to) {
   int dim = p->head_dim, group = p->num_heads / p->num_kv_heads;
-  for (int row = first; row < first + rows; row++)
+  for (int row = task->first; row < task->first + task->count; row++)
     for (int member = 0; member < group; member++, to += dim / PER_WORD) {
       const scalar_t *from = q + (p->first_query[task->read] + row) * p->q_stride +
                            (task->kv_head * group + member) * dim;
@@ -148,19 +150,18 @@ INLINE void add_rows(const Buffers *b, int row, int rows, int width, int dim, fl
 
 // One step of the running (online) softmax, in units of log2. With new scores x of a query token:
 //   m_new = max(m, max x);  l = l * 2^(m - m_new) + sum 2^(x - m_new);  acc likewise, by rescale.
-static void weigh(const AttentionParams *p, Buffers *b, const Task *task, int first, int rows,
-                  int token, int width, Softmax softmax, int64_t at) {
+static void weigh(const AttentionParams *p, Buffers *b, const Task *task, int token, int width) {
   int group = p->num_heads / p->num_kv_heads, r = 0;
   const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const f32x16 never = splat(-INFINITY);
   float scale = p->scale * LOG2E;
-  for (int row = first; row < first + rows; row++) {
+  for (int row = task->first; row < task->first + task->count; row++) {
     int lo = p->lo[p->first_pair[task->read] + row];
     int hi = p->hi[p->first_pair[task->read] + row];
     if (lo < task->start) lo = task->start;
     if (hi > task->stop) hi = task->stop;
     int partly = lo > token || hi < token + width * LANES;
-    for (int member = 0; member < group; member++, r++, at++) {
+    for (int member = 0; member < group; member++, r++) {
       f32x16 x[WIDTH], peak = never;
       for (int part = 0; part < width; part++) {
         x[part] = b->score[r][part] * scale;
@@ -173,12 +174,12 @@ static void weigh(const AttentionParams *p, Buffers *b, const Task *task, int fi
         }
         peak = max_of(peak, x[part]);
       }
-      float old = softmax.m[at], now = old;
+      float old = b->m[r], now = old;
       b->rescale[r] = old == -INFINITY ? 0 : 1;
       if (any_greater(peak, old)) {
         now = max_lane(peak);
         b->rescale[r] = exp2f(old - now);
-        softmax.m[at] = now;
+        b->m[r] = now;
       }
       float base = now == -INFINITY ? 0 : now;
       f32x16 gained = splat(0);
@@ -188,66 +189,64 @@ static void weigh(const AttentionParams *p, Buffers *b, const Task *task, int fi
         put_words(b->weight[r] + part * LANES / PER_WORD, weight);
       }
       // Propagate NaN: a row that saw NaN must not look like a row that saw nothing.
-      if (now == -INFINITY && isnan(sum_lanes(gained))) softmax.m[at] = NAN;
-      float *l = softmax.l + at * LANES;
-      if (b->rescale[r]) gained += b->rescale[r] * load_f32(l);
-      store_f32(l, gained);
+      if (now == -INFINITY && isnan(sum_lanes(gained))) b->m[r] = NAN;
+      if (b->rescale[r]) gained += b->rescale[r] * b->l[r];
+      b->l[r] = gained;
     }
   }
 }
 
 // One tile from scores to sums, for `width` vectors of tokens, a constant.
-INLINE void run_tile(const AttentionParams *p, Buffers *b, const Task *task, int first, int rows,
-                     int token, int width, const scalar_t *const *keys,
-                     const scalar_t *const *values, Softmax softmax, int64_t at) {
-  int dim = p->head_dim, count = rows * (p->num_heads / p->num_kv_heads);
+INLINE void run_tile(const AttentionParams *p, Buffers *b, const Task *task, int token, int width,
+                     const scalar_t *const *keys, const scalar_t *const *values) {
+  int dim = p->head_dim, count = task->count * (p->num_heads / p->num_kv_heads);
   load_keys(keys, width, dim, b->keys);
   BY_ROWS(score_rows, count, width, dim);
-  weigh(p, b, task, first, rows, token, width, softmax, at);
+  weigh(p, b, task, token, width);
   load_values(values, width, dim, b->values);
-  BY_ROWS(add_rows, count, width, dim, softmax.acc + at * dim);
+  BY_ROWS(add_rows, count, width, dim, b->acc);
 }
 
-static void run_task(const AttentionParams *p, const scalar_t *q, const scalar_t *k,
-                     const scalar_t *v, const Task *task, Softmax softmax, Buffers *b) {
-  int group = p->num_heads / p->num_kv_heads, max_rows = MAX_TILE_ROWS / group;
-  const int32_t *pages = p->pages + (int64_t)task->read * p->max_pages;
-  for (int first = 0; first < p->num_queries[task->read]; first += max_rows) {
-    int rows = p->num_queries[task->read] - first;
-    rows = rows < max_rows ? rows : max_rows;
-    const int32_t *hi = p->hi + p->first_pair[task->read] + first, *lo = hi - p->hi + p->lo;
-    int last = 0, begin = INT32_MAX;
-    for (int i = 0; i < rows; i++) {
-      if (lo[i] >= hi[i]) continue;
-      last = hi[i] > last ? hi[i] : last;
-      begin = lo[i] < begin ? lo[i] : begin;
-    }
-    int stop = last < task->stop ? last : task->stop;
-    int token = begin > task->start ? begin : task->start;
-    if (token >= stop) continue;
-    load_query(p, q, task, first, rows, b->query);
-    int64_t at = softmax_row(p, task->kv_head, p->first_query[task->read] + first, 0);
-    for (; token < stop; token += TILE) {
-      const scalar_t *keys[TILE], *values[TILE];
-      int page = token / p->page_size, offset = token % p->page_size;
-      int count = stop - token < TILE ? stop - token : TILE;
-      for (int j = 0; j < TILE; j++) {
-        keys[j] = values[j] = zeros;
-        if (j >= count) continue;
-        int64_t place = pages[page] * p->page_stride + offset * p->slot_stride +
-                        task->kv_head * p->head_stride;
-        keys[j] = k + place;
-        values[j] = v + place;
-        if (++offset == p->page_size) page++, offset = 0;
-      }
-#define RUN_TILE(width) \
-  run_tile(p, b, task, first, rows, token, width, keys, values, softmax, at)
-      if (count <= LANES) RUN_TILE(1);
-      else if (count <= 2 * LANES) RUN_TILE(2);
-      else RUN_TILE(WIDTH);
-#undef RUN_TILE
-    }
+// Write the partial softmaxes of a task.
+static void store_partials(const AttentionParams *p, const Task *task, const Partials *to,
+                           const Buffers *b) {
+  int dim = p->head_dim, group = p->num_heads / p->num_kv_heads;
+  for (int i = 0; i < task->count * group; i++) {
+    int64_t at = partial_row(p, to, task, task->first + i / group, i % group);
+    if (at < 0) continue;
+    to->m[at] = b->m[i];
+    to->l[at] = sum_lanes(b->l[i]);
+    memcpy(to->acc + at * dim, b->acc + i * dim, dim * sizeof(float));
   }
+}
+
+// Attend to one task, of at most MAX_TILE_ROWS rows.
+static void run_task(const AttentionParams *p, const scalar_t *q, const scalar_t *k,
+                     const scalar_t *v, const Task *task, const Partials *to, Buffers *b) {
+  const int32_t *pages = p->pages + (int64_t)task->read * p->max_pages;
+  load_query(p, q, task, b->query);
+  for (int i = 0; i < task->count * (p->num_heads / p->num_kv_heads); i++)
+    b->m[i] = -INFINITY, b->l[i] = splat(0);  // acc: the first tile does not read it
+  for (int token = task->start / TILE * TILE; token < task->stop; token += TILE) {
+    const scalar_t *keys[TILE], *values[TILE];
+    int page = token / p->page_size, offset = token % p->page_size;
+    int first = token < task->start ? task->start - token : 0;
+    int count = task->stop - token < TILE ? task->stop - token : TILE;
+    for (int j = 0; j < TILE; j++) {
+      keys[j] = values[j] = zeros;  // what no row sees may hold anything
+      if (j >= count) continue;
+      int64_t place = pages[page] * p->page_stride + offset * p->slot_stride +
+                      task->kv_head * p->head_stride;
+      if (j >= first) keys[j] = k + place, values[j] = v + place;
+      if (++offset == p->page_size) page++, offset = 0;
+    }
+#define RUN_TILE(width) run_tile(p, b, task, token, width, keys, values)
+    if (count <= LANES) RUN_TILE(1);
+    else if (count <= 2 * LANES) RUN_TILE(2);
+    else RUN_TILE(WIDTH);
+#undef RUN_TILE
+  }
+  store_partials(p, task, to, b);
 }
 
 #undef FMA

@@ -7,6 +7,7 @@
 
 enum { LANES = 16 };  // values of a vector; widths of rows are multiples of it
 enum { MAX_HEAD_DIM = 256, MAX_GROUP = 32, MAX_THREADS = 64 };
+enum { CHUNK = 512 };  // tokens of a block that one partial softmax takes: 0 to 511, 512 to 1023 ...
 enum { MAX_CANDIDATES = 1024 };  // tokens that filtered sampling ranks at most
 
 // Attention of T query tokens over blocks of a paged cache. A *block read* is one appearance of a
@@ -21,6 +22,11 @@ typedef struct {
   const int32_t *pages;                                   // [num_reads, max_pages]
   const int32_t *first_query, *num_queries, *first_pair;  // [num_reads]
   const int32_t *lo, *hi;                                 // [num_pairs]
+  // Partial softmaxes, one for each pair and chunk in which the pair sees a token. Those of a query
+  // token have consecutive numbers, in the order of its view.
+  const int32_t *first_partial;                           // [num_pairs]
+  const int32_t *partials_of_row;                         // [T + 1]: the first one of each query token
+  int64_t max_partials;                                   // that the workspace holds
   const float *cos, *sin;                                 // [num_pairs, D / 2]: extra rotation of q
   float scale, softcap;                                   // softcap 0: none
   int32_t num_threads, use_amx;
@@ -52,7 +58,7 @@ typedef struct {
 // What layers of one kind (same RoPE, same sliding window) attend to.
 typedef struct {
   const AttentionParams *params;
-  float *workspace;        // [num_threads, T, H, D + LANES + 1]
+  float *workspace;        // [max_partials, H, D + 2]
   const float *cos, *sin;  // [T, D / 2]: RoPE at block-local positions
 } LayerKind;
 

@@ -6,13 +6,14 @@ import threading
 
 import pytest
 
-from hogwild_engine.fresh_thread import run_in_fresh_thread
+from hogwild_engine.threads import run_in_fresh_thread
+from traffic import wait_until
 
 
 def test_the_result_comes_from_another_thread_that_has_ended() -> None:
-    before = threading.active_count()
+    before = threading.enumerate()
     assert run_in_fresh_thread(threading.get_ident) != threading.get_ident()
-    assert threading.active_count() == before
+    wait_until(lambda: threading.enumerate() == before)
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
