@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hogwild_engine.step import linear_layers, linear_packing
-from hogwild_kernels.cpu import c_backend, matrix
+from hogwild_kernels.cpu import matrix
 from tiny import FAMILIES, tiny_model
 
 IDS = torch.tensor([[5, 600, 7, 1, 2, 9000, 11]])
@@ -70,15 +70,6 @@ def test_every_form_takes_any_number_of_rows(
     torch.testing.assert_close(layer(x), plain(x), atol=tolerance, rtol=tolerance)
 
 
-@needs_native
-def test_many_rows_without_amx_use_torchs_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(c_backend, "has_amx", lambda: False)
-    plain = torch.nn.Linear(64, 80).bfloat16().requires_grad_(False)
-    layer = linear_layers.NativeLinear(plain.weight, plain.bias)
-    x = torch.randn(matrix.MAX_MATRIX_ROWS + 1, 64).bfloat16()
-    assert torch.equal(layer(x), plain(x))
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_the_next_form_is_used_where_one_is_not_available(
     monkeypatch: pytest.MonkeyPatch, form: Any
@@ -92,12 +83,14 @@ def test_the_next_form_is_used_where_one_is_not_available(
 
 
 @needs_native
-def test_a_native_layer_does_not_copy_its_weight() -> None:
-    weight = torch.randn(80, 64)
-    layer = linear_packing.pack_linear(weight, None, "none")
-    assert isinstance(layer, linear_layers.NativeLinear)
-    weight.zero_()
-    assert (layer(torch.randn(3, 64)) == 0).all()
+def test_tied_embeddings_stay_one_tensor() -> None:
+    model = tiny_model("llama")
+    embedding = model.get_input_embeddings().weight
+    model.get_output_embeddings().weight = embedding
+    wanted = logits(model)
+    linear_packing.pack(model, "none", {})
+    assert model.get_output_embeddings().matrix.struct.weight == embedding.data_ptr()
+    torch.testing.assert_close(logits(model), wanted, atol=2e-4, rtol=2e-4)
 
 
 def test_a_dtype_that_no_form_takes_stays_plain() -> None:

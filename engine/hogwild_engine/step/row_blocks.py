@@ -18,7 +18,7 @@ from torch import nn
 
 _log = logging.getLogger(__name__)
 
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _MAX_PROBE_PRODUCTS = 2**31
 _PROBE_ROWS = 256  # of the weight that differ: kernels do not look at values
 _FEW_ROWS = 16  # cost as much time as one: the weight is read once
@@ -40,7 +40,9 @@ class RowBlocks(nn.Module):
         self._sizes = sorted(sizes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1]).contiguous()  # operators feel dims and strides too
+        if len(rows) in self._sizes:
+            return self.linear(rows).view(*x.shape[:-1], -1)
         parts, first = [], 0
         for size in block_sizes(len(rows), self._sizes):
             block = rows[first : first + size]
