@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 # Code that serves any provider passes these; a model in this process does not need them.
 _FOR_REMOTE_MODELS = frozenset({"api_key", "max_retries"})
-# What LangChain core passes along with a call.
-_FROM_CORE = frozenset({"stream", "ls_structured_output_format"})
+# What LangChain core and `with_structured_output` pass along with a call.
+_FROM_CORE = frozenset({"stream", "ls_structured_output_format", "include_raw"})
 _BINDINGS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "strict", "response_format"})
 _NO_SETTINGS = {"messages", "history", "tools", "tool_choice", "parallel_tool_calls", "ignore_eos"}
 
@@ -222,15 +222,18 @@ class ChatHogwild(BaseChatModel):
         with translated():
             own = {name: value for name, value in settings.items() if name in _SETTINGS}
             bound = {name: value for name, value in settings.items() if name in _BINDINGS}
-            return self.model_copy(update=own)._call(messages, **bound)
+            include_raw = bool(settings.get("include_raw"))
+            return self.model_copy(update=own)._call(messages, include_raw=include_raw, **bound)
 
-    def _call(self, messages: Sequence[BaseMessage], **bound: Any) -> Call:
+    def _call(
+        self, messages: Sequence[BaseMessage], *, include_raw: bool = False, **bound: Any
+    ) -> Call:
         _check_timeout(self.timeout)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         sampling = SamplingParams(**self._pick(_SAMPLING))
         settings = {**self._pick(_REQUEST), "sampling": sampling, "stop": stop}
         request = to_request(messages, make_workers(self.workers), settings, **bound)
-        return Call(EngineConfig(**self._pick(_ENGINE)), request, self.timeout)
+        return Call(EngineConfig(**self._pick(_ENGINE)), request, self.timeout, include_raw)
 
     def bind_tools(
         self,
