@@ -273,10 +273,12 @@ class ChatHogwild(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """Return a runnable whose output is an object that fits ``schema``.
+        """Return a runnable whose output fits ``schema``.
+
+        It raises ``OutputParserException`` for an answer that was cut or does not fit.
 
         Args:
-            schema: a pydantic class, a TypedDict or a JSON schema.
+            schema: a pydantic class, a TypedDict, a dataclass or a JSON schema of any value.
             method: "json_schema" constrains the answer to the schema; "function_calling" makes it a
                 call of a tool with that schema; "json_mode" constrains it to any JSON object.
             include_raw: return ``{"raw": message, "parsed": object, "parsing_error": …}``.

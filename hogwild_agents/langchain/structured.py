@@ -113,7 +113,9 @@ def _with_raw(bound: Runnable[Any, Any], parser: Runnable[Any, Any]) -> Runnable
         parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
     )
     failed = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=bound) | parsing.with_fallbacks([failed], exception_key="parsing_error")
+    # The model comes first: it gets the settings of a call.
+    raw = bound | RunnableMap(raw=RunnablePassthrough())
+    return raw | parsing.with_fallbacks([failed], exception_key="parsing_error")
 
 
 def _check_whole(result: list[Generation]) -> None:

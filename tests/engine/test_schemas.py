@@ -173,6 +173,8 @@ LEFT_OUT: dict[str, Any] = {
     },
     "oneOf": {"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 5}]},
     "minimum": {"type": "integer", "minimum": 10**20},
+    "const": {"const": 175928847299117063},
+    "enum": {"enum": ["a", {"id": [175928847299117063]}]},
     "patternProperties": {"type": "object", "patternProperties": {"^x": INTEGER, "y$": STRING}},
     "beside $ref": {
         "$defs": {"node": {**NODE, "$ref": "#/$defs/other"}, "other": {"$ref": "#/$defs/node"}},

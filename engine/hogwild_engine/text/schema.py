@@ -179,6 +179,8 @@ class _Relaxed:
         self.left_out.append(f"{text} of {place}" if place else text)
 
     def _relax_numbers(self, node: Schema, place: str) -> None:
+        rounded = [key for key in ("const", "enum") if key in node and _is_rounded(node[key])]
+        self._drop(node, rounded, place)
         bounds = {key: node[key] for key in _NUMBER_KEYS if key in node}
         if not bounds:
             return
@@ -305,6 +307,14 @@ class _Relaxed:
             self._drop(node, list(counts), place)
         elif not is_closed or patterns:
             self.is_inexact = True  # a key may come twice
+
+
+def _is_rounded(value: Any) -> bool:
+    """Return whether llguidance would write another number."""
+    if isinstance(value, int):
+        return abs(value) >= _MAX_EXACT
+    parts = value.values() if isinstance(value, Mapping) else value
+    return isinstance(value, Mapping | list) and any(map(_is_rounded, parts))
 
 
 def _says_nothing(key: str, value: Any, node: Mapping[str, Any]) -> bool:
