@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hogwild_agents.langchain.chat_model import ChatHogwild
-    from hogwild_agents.langchain.errors import ContentError, ModelTimeoutError
+    from hogwild_agents.langchain.errors import (
+        AnswerMismatchError,
+        ContentError,
+        ModelTimeoutError,
+    )
     from hogwild_agents.langgraph.node import HogwildNode
     from hogwild_engine.api.errors import (
         ConfigError,
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AnswerMismatchError",
     "ChatHogwild",
     "ConfigError",
     "ContentError",
@@ -60,6 +65,7 @@ __all__ = [
 _ERRORS = "hogwild_engine.api.errors"
 _MODULES = {
     "ChatHogwild": "hogwild_agents.langchain.chat_model",
+    "AnswerMismatchError": "hogwild_agents.langchain.errors",
     "ContentError": "hogwild_agents.langchain.errors",
     "Grammar": "hogwild_engine.api.grammar",
     "HogwildNode": "hogwild_agents.langgraph.node",

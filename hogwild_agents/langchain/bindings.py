@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from inspect import isfunction
 from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage
 from langchain_core.tools import BaseTool
+from langchain_core.tools import tool as make_tool
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from pydantic import BaseModel
 
 from hogwild_agents.langchain.messages import to_conversation
 from hogwild_engine.api.errors import require
 from hogwild_engine.api.grammar import Grammar
 from hogwild_engine.api.request import Request, Worker
+from hogwild_engine.text.schema_drafts import resolve, walk
 
 Tool = dict[str, Any] | type | Callable | BaseTool
 
 _FORCED = frozenset({"any", "required"})
+
+# What tells a JSON schema from other dicts, such as OpenAI's description of a function.
+_SCHEMA_KEYS = frozenset(
+    {"type", "properties", "items", "prefixItems", "enum", "const", "anyOf", "oneOf", "allOf"}
+    | {"$ref", "$defs", "definitions", "additionalProperties", "required"}
+)
 
 _JSON = "Answer with a JSON object and nothing else."
 _SCHEMA = "Answer with nothing but JSON that fits this schema:\n{schema}"
@@ -87,15 +97,59 @@ def to_tools(tools: Sequence[Tool], strict: bool | None = None) -> list[dict[str
 def _to_tool(tool: Tool, strict: bool | None) -> dict[str, Any]:
     try:
         made = convert_to_openai_tool(tool, strict=strict)
+        function = made.get("function")
+        if isinstance(function, dict) and _has_gap(function.get("parameters")):
+            whole = _recursive_schema(_arguments_class(tool))
+            function["parameters"] = whole or function["parameters"]
         json.dumps(made)
     except Exception as error:
         require(False, "tools", "functions, classes, tools or schemas", tool, str(error))
         raise AssertionError from error
-    function = made.get("function")
     is_function = isinstance(function, dict) and isinstance(function.get("name"), str)
     todo = "a local model has no provider's built-in tools"
     require(is_function, "tools", "tools that are functions", made, todo)
     return made
+
+
+def _arguments_class(tool: Tool) -> object:
+    """Return the class that describes a tool's arguments, if there is one."""
+    if isinstance(tool, type | dict):
+        return tool
+    if isinstance(tool, BaseTool):
+        return tool.tool_call_schema
+    return make_tool(tool).tool_call_schema if isfunction(tool) and tool.__doc__ else None
+
+
+def _has_gap(schema: object) -> bool:
+    """Return whether a part of a schema is empty, as LangChain leaves recursive parts."""
+    return any(not node for node in walk(schema))
+
+
+def _recursive_schema(model: object) -> dict[str, Any] | None:
+    """Return the schema of a pydantic class that contains itself; ``None`` for all others.
+
+    LangChain writes definitions out where they are used, and nothing where that has no end.
+    """
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return None
+    schema = model.model_json_schema()
+    if not any(_reaches_itself(schema, name) for name in schema.get("$defs", ())):
+        return None
+    return schema
+
+
+def _reaches_itself(schema: Mapping[str, Any], name: str) -> bool:
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for node in walk(schema["$defs"].get(waiting.pop())):
+            target = str(node.get("$ref", "")).removeprefix("#/$defs/")
+            if target == name:
+                return True
+            if target and target not in seen:
+                seen.add(target)
+                waiting.append(target)
+    return False
 
 
 def to_choice(choice: object, names: Sequence[str]) -> str:
@@ -165,6 +219,10 @@ def to_schema(response_format: Any) -> dict[str, Any]:
         wanted = "a JSON schema under json_schema.schema"
         require(isinstance(schema, dict), "response_format", wanted, response_format)
         return dict(schema or {})
+    if isinstance(response_format, dict) and _is_schema(response_format):
+        return _plain(response_format)
+    if whole := _recursive_schema(response_format):
+        return whole
     try:
         made = convert_to_json_schema(response_format)
         json.dumps(made)
@@ -173,6 +231,32 @@ def to_schema(response_format: Any) -> dict[str, Any]:
         wanted = "a response_format of OpenAI's, a JSON schema, or a class"
         require(False, "response_format", wanted, response_format, str(error))
         raise AssertionError from error
+
+
+def describes_object(schema: Mapping[str, Any]) -> bool:
+    """Return whether all values of a schema are objects."""
+    node: Any = schema
+    while isinstance(node, Mapping) and "$ref" in node:
+        node = resolve(schema, node["$ref"])
+    if not isinstance(node, Mapping) or node.keys() & {"enum", "const", "items", "prefixItems"}:
+        return False
+    members = [m for key in ("anyOf", "oneOf") for m in node.get(key, ())]
+    if "type" not in node and members and "properties" not in node:
+        inner = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        return all(isinstance(m, Mapping) and describes_object({**m, **inner}) for m in members)
+    return node.get("type", "object") == "object"
+
+
+def _is_schema(given: dict[str, Any]) -> bool:
+    return bool(given.keys() & _SCHEMA_KEYS) and given.get("type") != "function"
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        require(False, "response_format", "a JSON schema", list(schema), str(error))
+    return schema
 
 
 def add_rule(messages: Sequence[dict[str, Any]], rule: str) -> tuple[dict[str, Any], ...]:

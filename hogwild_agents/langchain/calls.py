@@ -28,11 +28,13 @@ class Call:
         config: the engine.
         request: the task.
         timeout_s: seconds from submission to the end; loading the engine does not count.
+        include_raw: return an answer even if it does not fit its schema.
     """
 
     config: EngineConfig
     request: Request
     timeout_s: float | None = None
+    include_raw: bool = False
 
 
 def events(call: Call) -> Generator[Event]:

@@ -71,8 +71,8 @@ if TYPE_CHECKING:
 
 # Code that serves any provider passes these; a model in this process does not need them.
 _FOR_REMOTE_MODELS = frozenset({"api_key", "max_retries"})
-# What LangChain core passes along with a call.
-_FROM_CORE = frozenset({"stream", "ls_structured_output_format"})
+# What LangChain core and `with_structured_output` pass along with a call.
+_FROM_CORE = frozenset({"stream", "ls_structured_output_format", "include_raw"})
 _BINDINGS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "strict", "response_format"})
 _NO_SETTINGS = {"messages", "history", "tools", "tool_choice", "parallel_tool_calls", "ignore_eos"}
 
@@ -246,15 +246,18 @@ class ChatHogwild(BaseChatModel):
         with translated():
             own = {name: from_plain(name, settings[name]) for name in settings if name in _SETTINGS}
             bound = {name: value for name, value in settings.items() if name in _BINDINGS}
-            return self.model_copy(update=own)._call(messages, **bound)
+            include_raw = bool(settings.get("include_raw"))
+            return self.model_copy(update=own)._call(messages, include_raw=include_raw, **bound)
 
-    def _call(self, messages: Sequence[BaseMessage], **bound: Any) -> Call:
+    def _call(
+        self, messages: Sequence[BaseMessage], *, include_raw: bool = False, **bound: Any
+    ) -> Call:
         _check_timeout(self.timeout)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         sampling = SamplingParams(**self._pick(_SAMPLING))
         settings = {**self._pick(_REQUEST), "sampling": sampling, "stop": stop}
         request = to_request(messages, make_workers(self.workers), settings, **bound)
-        return Call(EngineConfig(**self._pick(_ENGINE)), request, self.timeout)
+        return Call(EngineConfig(**self._pick(_ENGINE)), request, self.timeout, include_raw)
 
     def bind_tools(
         self,
@@ -294,10 +297,12 @@ class ChatHogwild(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """Return a runnable whose output is an object that fits ``schema``.
+        """Return a runnable whose output fits ``schema``.
+
+        It raises ``OutputParserException`` for an answer that was cut or does not fit.
 
         Args:
-            schema: a pydantic class, a TypedDict or a JSON schema.
+            schema: a pydantic class, a TypedDict, a dataclass or a JSON schema of any value.
             method: "json_schema" constrains the answer to the schema; "function_calling" makes it a
                 call of a tool with that schema; "json_mode" constrains it to any JSON object.
             include_raw: return ``{"raw": message, "parsed": object, "parsing_error": …}``.

@@ -11,6 +11,7 @@
     │   ├── ModelNotFoundError (LookupError)  ModelNotFoundError
     │   ├── ModelRefusedError                                         … it failed a check at load
     │   └── NoChatTemplateError            ModelInvalidRequestError
+    ├── AnswerMismatchError (ValueError)   OutputParserException      the answer breaks its schema
     ├── ModelTimeoutError (TimeoutError)   ModelTimeoutError          retryable
     ├── EngineClosedError                  ModelAPIError              retryable, on a new engine
     ├── SessionCancelledError              ModelError                 cancelled from elsewhere
@@ -75,6 +76,18 @@ class NoChatTemplateError(ModelError, engine.NoChatTemplateError, core.ModelInva
 
 class ModelTimeoutError(HogwildError, core.ModelTimeoutError, TimeoutError):
     """The answer did not come within ``timeout`` seconds; its session was cancelled."""
+
+
+class AnswerMismatchError(HogwildError, core.OutputParserException):
+    """The answer does not fit the JSON schema that it was asked for; ``llm_output`` is its text."""
+
+    def __init__(self, problem: str, text: str) -> None:
+        message = f"answer: wanted JSON that fits its schema; {problem}"
+        core.OutputParserException.__init__(self, message, llm_output=text)
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.problem, self.llm_output or "")
 
 
 class EngineClosedError(engine.EngineClosedError, core.ModelAPIError):

@@ -25,6 +25,7 @@ from langchain_core.messages.tool import (
 
 from hogwild_agents.langchain.calls import Call
 from hogwild_agents.langchain.echo import Echo
+from hogwild_agents.langchain.errors import AnswerMismatchError
 from hogwild_engine.api.events import (
     AnswerToken,
     CallToken,
@@ -38,8 +39,6 @@ from hogwild_engine.api.events import (
 )
 
 PROVIDER = "hogwild"
-
-_CUT = "the answer was cut at max_tokens"
 
 Block = dict[str, Any]
 
@@ -56,6 +55,7 @@ class Reply:
         echo: drops a speaker's name at the answer's start.
         shows_drafts: chunks show paragraphs while they are written. ``False``: one chunk before
             the answer holds them all, in the order of the history.
+        must_fit: raise if the answer does not fit its JSON schema.
     """
 
     message_id: str
@@ -65,6 +65,7 @@ class Reply:
     echo: Echo = field(default_factory=Echo)
     shows_drafts: bool = True
     _unshown: list[Block] = field(default_factory=list)
+    must_fit: bool = False
     _begun: set[str] = field(default_factory=set)
     _thinks: bool = False
 
@@ -74,10 +75,23 @@ class Reply:
         request = call.request
         is_team = len(request.workers) > 1
         echo = Echo.of(request)
-        return cls(uuid4().hex, call.config.model, is_team, request.answer, echo, shows_drafts)
+        must_fit = bool(request.grammar and request.grammar.kind == "json" and not call.include_raw)
+        return cls(
+            uuid4().hex,
+            call.config.model,
+            is_team,
+            request.answer,
+            echo=echo,
+            shows_drafts=shows_drafts,
+            must_fit=must_fit,
+        )
 
     def chunk(self, event: Event) -> AIMessageChunk | None:
-        """Return what the event adds to the message; ``None`` if nothing."""
+        """Return what the event adds to the message; ``None`` if nothing.
+
+        Raises:
+            AnswerMismatchError: the answer is finished and does not fit its JSON schema.
+        """
         if isinstance(event, Token | ParagraphFinished) and not self.shows_drafts:
             if isinstance(event, ParagraphFinished):
                 block = self._whole(event.paragraph, event.index)
@@ -136,12 +150,12 @@ class Reply:
 
     def _last_chunk(self, finished: Finished) -> AIMessageChunk:
         """Return the chunk with the usage and metadata, which ends the message."""
+        self._check(finished)
         chunk = self._chunk([] if self._has_blocks else "")
-        if finished.calls and not finished.calls[-1].complete:
-            cut = finished.calls[-1].arguments
-            ending = unrepairable(cut).removeprefix(cut)
-            name = None if finished.calls[-1].name else ""
-            chunk = self._call_chunk(len(finished.calls) - 1, name, ending)
+        for place, call in enumerate(finished.calls):
+            if call.error:
+                ending = unrepairable(call.arguments).removeprefix(call.arguments)
+                chunk += self._call_chunk(place, None if call.name else "", ending)
         chunk = self._with_held_text(chunk)
         chunk.usage_metadata = self._usage(finished)
         chunk.response_metadata |= self._metadata(finished)
@@ -149,7 +163,12 @@ class Reply:
         return chunk
 
     def message(self, finished: Finished) -> AIMessage:
-        """Return the whole message."""
+        """Return the whole message.
+
+        Raises:
+            AnswerMismatchError: the answer does not fit its JSON schema.
+        """
+        self._check(finished)
         self._thinks = bool(finished.thought)
         calls = [(self.call_id(n), call) for n, call in enumerate(finished.calls)]
         text = self.echo.without_label(finished.text)
@@ -159,14 +178,18 @@ class Reply:
             content += [_thought(finished.thought)] if self._thinks else []
             if text or not calls:
                 content.append({"type": "text", "text": text})
-            content += [dict(_whole_call(name, call)) for name, call in calls]
+            content += [dict(_call(name, call)) for name, call in calls]
         return AIMessage(
             content,
-            tool_calls=[_whole_call(name, c) for name, c in calls if c.complete],
-            invalid_tool_calls=[_cut_call(name, c) for name, c in calls if not c.complete],
+            tool_calls=[_call(name, c) for name, c in calls if not c.error],
+            invalid_tool_calls=[_invalid_call(name, c) for name, c in calls if c.error],
             usage_metadata=self._usage(finished),
             response_metadata=self._origin() | self._metadata(finished),
         )
+
+    def _check(self, finished: Finished) -> None:
+        if self.must_fit and finished.error:
+            raise AnswerMismatchError(finished.error, finished.text)
 
     def paragraph_id(self, worker: str, number: int) -> str:
         """Return the id of a paragraph: of its reasoning block and of its own message."""
@@ -212,7 +235,10 @@ class Reply:
             {"token": token.text, "bytes": [*token.utf8], "logprob": token.logprob}
             for token in finished.logprobs
         ]
-        return ({"logprobs": {"content": logprobs}} if logprobs else {}) | {
+        errors = [finished.error, *(call.error for call in finished.calls)]
+        error = "; ".join(filter(None, errors))
+        more: dict[str, Any] = {"logprobs": {"content": logprobs}} if logprobs else {}
+        return (more | {"error": error} if error else more) | {
             "model_name": self.model_name,
             "finish_reason": finished.finish_reason,
             "steps": finished.usage.steps,
@@ -243,20 +269,20 @@ def _thought(text: str) -> Block:
     return {"type": "reasoning", "reasoning": text}
 
 
-def _whole_call(call_id: str, call: ToolCall) -> Any:
-    if not call.complete:
-        return _cut_call(call_id, call)
+def _call(call_id: str, call: ToolCall) -> Any:
+    if call.error:
+        return _invalid_call(call_id, call)
     return tool_call(name=call.name, args=json.loads(call.arguments), id=call_id)
 
 
-def _cut_call(call_id: str, call: ToolCall) -> InvalidToolCall:
+def _invalid_call(call_id: str, call: ToolCall) -> InvalidToolCall:
     return invalid_tool_call(
-        name=call.name, args=unrepairable(call.arguments), id=call_id, error=_CUT
+        name=call.name, args=unrepairable(call.arguments), id=call_id, error=call.error
     )
 
 
 def unrepairable(arguments: str) -> str:
-    """Return cut arguments with a bracket appended that does not match.
+    """Return invalid arguments with a bracket appended that does not match.
 
     LangChain completes cut JSON to a call that looks valid; JSON that is wrong it leaves alone.
     """

@@ -27,7 +27,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from hogwild_agents import ChatHogwild, Grammar, HogwildNode
 from hogwild_agents.langchain import errors
@@ -53,13 +53,13 @@ class Size(BaseModel):
     """How large."""
 
     width: int
-    unit: str
+    unit: str = Field(max_length=20)
 
 
 class Thing(BaseModel):
     """A thing and its size."""
 
-    name: str
+    name: str = Field(max_length=20)
     size: Size
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -18,15 +19,14 @@ from hogwild_engine.api.grammar import Grammar
 from hogwild_engine.engine import Engine
 from hogwild_engine.text.call_grammar import call_grammar
 from hogwild_engine.text.chat_template import ChatTemplate
-from hogwild_engine.text.constraint import apply_token_mask
-from hogwild_engine.text.schema import bound_schema
+from hogwild_engine.text.constraint import GrammarCompiler, apply_token_mask
 from hogwild_engine.text.tool_format import OURS
 
 QUESTION = ({"role": "user", "content": "Say it."},)
 ADDRESS = {
     "type": "object",
     "properties": {
-        "street": {"type": "string"},
+        "street": {"type": "string", "maxLength": 40},
         "number": {"type": "integer"},
         "tags": {"type": "array", "items": {"enum": ["home", "work"]}},
     },
@@ -109,7 +109,7 @@ def test_each_worker_writes_one_paragraph_that_fits_the_worker_grammar(
 
 
 def test_a_token_mask_forbids_tokens_only_in_rows_with_a_constraint(chat: ChatTemplate) -> None:
-    digits = chat.grammars.compile(Grammar.regex("[0-9]+"), 9)
+    digits = chat.grammars.compile(Grammar.regex("[0-9]+"))
     logits = torch.zeros(3, 60_000)
     apply_token_mask(logits, [None, digits, None])
     assert not logits[0].isinf().any()
@@ -138,53 +138,6 @@ def test_a_choice_takes_texts_one_by_one() -> None:
 def test_joined_paragraphs_cannot_have_a_grammar() -> None:
     with pytest.raises(ConfigError, match="answer: wanted 'write'"):
         Request(QUESTION, make_workers(2), grammar=Grammar.regex("x"), answer="join")
-
-
-# Schemas
-
-
-def test_objects_at_any_depth_are_closed_unless_the_schema_says_otherwise() -> None:
-    inner = {"type": "object", "properties": {"x": {"type": "null"}}}
-    any_object = {"type": "object", "properties": {}, "additionalProperties": True}
-    schema = {
-        "type": "object",
-        "properties": {"a": {"anyOf": [inner, {"type": "array", "items": inner}]}, "b": any_object},
-        "$defs": {"d": inner},
-    }
-    made = bound_schema(schema, 100)
-    first, second = made["properties"]["a"]["anyOf"]
-    closed = [made, first, second["items"], made["$defs"]["d"]]
-    assert all(part["additionalProperties"] is False for part in closed)
-    assert made["properties"]["b"]["additionalProperties"] is True
-    assert "additionalProperties" not in schema
-
-
-def test_objects_in_an_all_of_stay_open() -> None:
-    part = {"type": "object", "properties": {"x": {"type": "null"}}}
-    schema = {"allOf": [part, {"$ref": "#/$defs/d"}], "$defs": {"d": part}}
-    made = bound_schema(schema, 100)
-    assert "additionalProperties" not in made["allOf"][0]
-    assert "additionalProperties" not in made["$defs"]["d"]
-
-
-def test_lengths_are_bounded_by_the_budget_and_bounds_of_the_schema_are_kept() -> None:
-    schema = {
-        "type": "object",
-        "properties": {
-            "free": {"type": ["string", "null"]},
-            "long": {"type": "string", "minLength": 5_000},
-            "own": {"type": "string", "maxLength": 7},
-            "list": {"type": "array", "items": {"type": "string"}},
-            "count": {"type": "integer", "minimum": 3},
-        },
-    }
-    small, large = (bound_schema(schema, budget)["properties"] for budget in (100, 1000))
-    assert 0 < small["free"]["maxLength"] < large["free"]["maxLength"] <= 3 * 1000
-    assert small["long"]["maxLength"] == 5_000
-    assert small["own"]["maxLength"] == 7
-    assert 0 < small["list"]["maxItems"] < large["list"]["maxItems"]
-    assert "maxLength" in small["list"]["items"]
-    assert small["count"] == {"type": "integer", "minimum": 3, "maximum": 2**53 - 1}
 
 
 # Answers that may call tools
@@ -221,8 +174,8 @@ def test_text_is_free_and_calls_must_fit_their_schema(
     chat: ChatTemplate, text: str, fits: bool
 ) -> None:
     tools = [{"type": "function", "function": PAINT}]
-    grammar = call_grammar(tools, "auto", OURS, chat.to_lark, 99, parallel=True)
-    constraint = chat.grammars.compile(grammar, 99)
+    grammar = call_grammar(tools, "auto", OURS, chat.to_lark, parallel=True)
+    constraint = chat.grammars.compile(grammar)
     try:
         for token in chat.encode(text):
             constraint.accept(token)
@@ -293,3 +246,126 @@ def test_a_regex_with_a_slash_works_beside_tools(engine: Engine) -> None:
     for pattern in ("a/b", r"a\/b"):
         finished = ask(engine, grammar=Grammar.regex(pattern), tools=(TOOL,), tool_choice="auto")
         assert finished.text == "a/b" or finished.calls
+
+
+# Grammars that nothing fits, or that are cut
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar.regex(r"[^\s\S]"),
+        Grammar.lark("start: A\nA: /a/ & /b/"),
+        Grammar.lark("start: start"),
+        Grammar.json({"type": "integer", "minimum": 5, "maximum": 3}),
+        Grammar.json({"$ref": "#"}),
+    ],
+    ids=["regex", "lark", "endless", "bounds", "itself"],
+)
+def test_a_grammar_that_nothing_fits_is_refused(engine: Engine, grammar: Grammar) -> None:
+    with pytest.raises(RequestError, match=r"(grammar|schema): wanted"):
+        ask(engine, grammar=grammar)
+    with pytest.raises(RequestError, match=r"(grammar|schema): wanted"):
+        ask(engine, 2, worker_grammar=grammar)
+
+
+def test_a_grammar_that_cannot_be_finished_is_an_error(engine: Engine) -> None:
+    dead = Grammar.lark('start: "a" B\nB: /x/ & /y/')
+    with pytest.raises(RequestError, match="can be finished"):
+        ask(engine, grammar=dead)
+    with pytest.raises(RequestError, match="can be finished"):
+        ask(engine, 2, worker_grammar=dead, max_steps=9, max_tokens=2)
+    assert ask(engine, max_tokens=2).text  # the engine goes on
+
+
+def test_more_items_than_the_budget_allows_finish_by_length(engine: Engine) -> None:
+    many = Grammar.json({"type": "array", "items": {"type": "null"}, "minItems": 500})
+    assert ask(engine, grammar=many, max_tokens=40).finish_reason == "length"
+
+
+def test_an_answer_that_a_stop_string_cuts_is_told(engine: Engine) -> None:
+    whole = ask(engine, grammar=Grammar.json({"const": {"country": "France"}}), max_tokens=40)
+    assert (whole.finish_reason, whole.error) == ("stop", "")
+    for schema, stop in (({"const": {"country": "France"}}, "ance"), ({"const": 1234}, "4")):
+        cut = ask(engine, grammar=Grammar.json(schema), stop=(stop,), max_tokens=40)
+        assert cut.finish_reason == "stop"
+        assert "stop string" in cut.error
+
+
+def test_a_paragraph_that_a_stop_string_cuts_is_not_complete(engine: Engine) -> None:
+    grammar = Grammar.regex("one two three")
+    for stop, complete in (("three", False), ("four", True)):
+        finished = ask(engine, 2, worker_grammar=grammar, stop=(stop,), max_steps=20, max_tokens=2)
+        assert {p.complete for p in finished.paragraphs} == {complete}
+
+
+@pytest.mark.parametrize("stop", ["tool_call", "name", "gument", "12", "}"])
+@pytest.mark.parametrize("choice", ["any", "t"])
+def test_a_call_that_a_stop_string_cuts_is_not_complete(
+    engine: Engine, stop: str, choice: str
+) -> None:
+    tool = tool_with({"properties": {"x": {"const": 1234}}, "required": ["x"]})
+    finished = ask(engine, tools=(tool,), tool_choice=choice, stop=(stop,), max_tokens=60)
+    assert not [call for call in finished.calls if not call.error]
+    assert finished.finish_reason == "stop"
+    assert finished.error or "stop string" in finished.calls[0].error
+
+
+TWICE = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+
+
+def test_an_answer_that_breaks_what_no_grammar_holds_is_told(engine: Engine) -> None:
+    with pytest.warns(UserWarning, match="uniqueItems") as warned:
+        finished = ask(engine, grammar=Grammar.json(TWICE))
+    assert len(warned) == 1
+    assert finished.text == "[1, 1]"
+    assert "non-unique" in finished.error
+    with pytest.warns(UserWarning, match="uniqueItems"):
+        finished = ask(engine, 2, worker_grammar=Grammar.json(TWICE), max_steps=20, max_tokens=2)
+    assert finished.paragraphs
+    assert not any(paragraph.complete for paragraph in finished.paragraphs)
+
+
+def test_a_bad_tool_takes_no_other_with_it(engine: Engine) -> None:
+    good = tool_with({"properties": {"x": {"const": 1}}, "required": ["x"]})
+    for number, schema in enumerate([{"$ref": "#/$defs/none"}, {"properties": {"y": {"type": 5}}}]):
+        bad = {"type": "function", "function": {"name": f"bad{number}", "parameters": schema}}
+        with pytest.warns(UserWarning, match=f"bad{number}.* is not called"):
+            finished = ask(engine, tools=(bad, good), tool_choice="any", max_tokens=60)
+        assert {call.name for call in finished.calls} == {"t"}
+        with pytest.warns(UserWarning, match="is not called"):
+            assert ask(engine, tools=(bad,), max_tokens=3).text
+        with pytest.raises(RequestError, match=f"bad{number}|schema"):
+            ask(engine, tools=(bad, good), tool_choice=f"bad{number}")
+
+
+def test_arguments_that_break_what_no_grammar_holds_are_told(engine: Engine) -> None:
+    tool = tool_with({"properties": {"x": TWICE}, "required": ["x"]})
+    with pytest.warns(UserWarning, match="uniqueItems True of x"):
+        [call] = ask(engine, tools=(tool,), tool_choice="any", max_tokens=60).calls
+    assert call.complete
+    assert "non-unique" in call.error
+
+
+@pytest.mark.parametrize("texts", [("a\nb", "c\td"), ("a/b\n", "\\n"), ("x\r\ny", "\x00 z")])
+def test_choices_of_any_characters_work_beside_tools(
+    engine: Engine, texts: tuple[str, ...]
+) -> None:
+    for grammar in (Grammar.choice(*texts), Grammar.regex("|".join(map(re.escape, texts)))):
+        for tools in ((), (TOOL,)):
+            finished = ask(engine, grammar=grammar, tools=tools)
+            assert finished.text in texts or finished.calls
+
+
+def test_a_worker_grammar_is_compiled_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At submission, in the caller's thread: compiling may take longer than many steps."""
+    threads = []
+    compile_grammar = GrammarCompiler.compile
+
+    def spy(self: GrammarCompiler, grammar: Grammar) -> Any:
+        threads.append(threading.current_thread())
+        return compile_grammar(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", spy)
+    ask(engine, 4, worker_grammar=Grammar.regex("[a-z]{2,9}!"), max_steps=20, max_tokens=2)
+    assert threads == [threading.current_thread()]

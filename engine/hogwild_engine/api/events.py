@@ -21,7 +21,9 @@ class Paragraph:
         worker: name of the worker that wrote it.
         number: counts that worker's paragraphs from 1.
         text: the text without its header.
-        complete: ``False`` if the parallel phase ended before the worker ended the paragraph.
+        complete: ``False`` if the parallel phase ended before the worker ended the paragraph, or
+            if it does not fit its grammar: a stop string cut it, or its schema has a keyword that
+            only finished text can be checked for.
         step: the step in which it ended; 0 for paragraphs of the request's history.
     """
 
@@ -38,13 +40,15 @@ class ToolCall:
 
     Args:
         name: the tool's name; empty if the answer was cut before it.
-        arguments: a JSON object as text; if ``complete``, it fits the tool's schema.
-        complete: ``False`` if the answer's maximum length cut it.
+        arguments: a JSON object as text; without an ``error``, it fits the tool's schema.
+        complete: ``False`` if the answer's maximum length or a stop string cut it.
+        error: why the call is not valid; empty if it is.
     """
 
     name: str
     arguments: str
     complete: bool = True
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +262,9 @@ class Finished(Event):
         thought: the thinking section of a single worker.
         calls: the answer's tool calls; the last one may be cut.
         logprobs: the answer's tokens, if the request asked for log probabilities.
+        error: why a constrained answer does not fit its grammar: a stop string or the model's end
+            of turn cut it, or a check of the finished text failed. Empty if it fits, and if the
+            finish reason is "length".
     """
 
     type: ClassVar[str] = "answer"
@@ -272,6 +279,7 @@ class Finished(Event):
     calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenProbability, ...] = ()
     sampling: dict[str, float] = field(default_factory=dict)
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ class Grammar:
         >>> Grammar.json({"type": "object", "properties": {"age": {"type": "integer"}}})
 
     Args:
-        kind: "json": a JSON schema. Objects allow no additional properties unless the schema says
-            so, and lengths are bounded by the token budget. "regex": a regular expression in the
-            syntax of Rust's ``regex``. "lark": a grammar in llguidance's dialect of Lark.
+        kind: "json": a JSON schema of draft 4 or later. An object that names properties takes no
+            others unless the schema says so. "regex": a regular expression in the syntax of Rust's
+            ``regex``. "lark": a grammar in llguidance's dialect of Lark.
         text: the schema, expression or grammar.
 
     Raises:
@@ -69,7 +69,12 @@ class Grammar:
         """Return the grammar of exactly one of ``texts``."""
         fix = "pass the texts one by one: choice(*texts)"
         require(all(isinstance(text, str) for text in texts), "grammar", "texts", texts, fix)
-        return cls.regex("|".join(map(re.escape, texts)))
+        return cls.regex("|".join("".join(map(_escaped, text)) for text in texts))
+
+
+def _escaped(char: str) -> str:
+    """Return an expression for one character, in printable characters."""
+    return re.escape(char) if char.isprintable() else f"\\x{{{ord(char):x}}}"
 
 
 def _is_schema(text: str) -> bool:

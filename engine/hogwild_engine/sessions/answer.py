@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hogwild_engine.api import events
-from hogwild_engine.api.events import Event, FinishReason, TokenProbability, Usage
+from hogwild_engine.api.events import (
+    Event,
+    FinishReason,
+    TokenProbability,
+    ToolCall,
+    Usage,
+)
 from hogwild_engine.api.protocol import Protocol
 from hogwild_engine.cache.block import Block
 from hogwild_engine.sessions.context import SessionContext
@@ -16,6 +22,9 @@ from hogwild_engine.sessions.writer import Draft, Writer
 from hogwild_engine.step.sampling import SampledToken
 from hogwild_engine.text.output_parser import OutputParser, OutputPiece
 from hogwild_engine.text.paragraphs import header_starts
+
+_CUT_BY_LENGTH = "the answer was cut at max_tokens"
+_CUT_BY_STRING = "a stop string cut the answer"
 
 MAX_REWINDS = 8
 """How often an answer that starts a worker's header is rewound: structure is not its to write."""
@@ -52,6 +61,7 @@ class AnswerPhase(Phase):
         self._before = team.answer_context()
         self._finish_reason: FinishReason | None = None
         self._num_thought = 0
+        self._stopped_by_string = False
         self._forbidden = forbidden
         self._constraint = context.constraint
         self.parser = _parser(context, thinks=chat.thinking and self.is_alone)
@@ -115,9 +125,32 @@ class AnswerPhase(Phase):
             self._finish_reason or "stop",
             self.usage(),
             thought=self.parser.thought,
-            calls=self.parser.calls,
+            calls=self._calls(),
+            error=self._error(),
             logprobs=self._logprobs() if context.request.logprobs else (),
         )
+
+    def _calls(self) -> tuple[ToolCall, ...]:
+        return tuple(replace(call, error=self._call_error(call)) for call in self.parser.calls)
+
+    def _call_error(self, call: ToolCall) -> str:
+        if not call.complete:
+            return _CUT_BY_STRING if self._stopped_by_string else _CUT_BY_LENGTH
+        check = self._context.check.calls.get(call.name)
+        return check.problem(call.arguments) if check else ""
+
+    def _error(self) -> str:
+        """Return why an answer without calls does not fit its grammar."""
+        request, check = self._context.request, self._context.check.answer
+        must_call = bool(request.tools) and request.tool_choice not in ("auto", "none")
+        is_free = request.grammar is None and not must_call
+        if is_free or self.parser.calls or self._finish_reason == "length":
+            return ""
+        if self._stopped_by_string:
+            return _CUT_BY_STRING
+        if self._constraint is not None and not self._constraint.may_end:
+            return "the model ended its turn before the answer"
+        return check.problem(self.parser.text) if check else ""
 
     @property
     def blocks(self) -> list[Block]:
@@ -178,6 +211,8 @@ class AnswerPhase(Phase):
         self.writer.num_sampled += 1
         self._num_thought += parser.thinking
         if token.token in self._context.chat.eos_ids:
+            if draft.constraint is not None:
+                draft.constraint.check_alive()
             self._end("stop", None)
             return token.token
         self.writer.seen.add(token.token)
@@ -185,6 +220,7 @@ class AnswerPhase(Phase):
         stop = draft.find(self._context.request.stop, before)
         header = None if parser.calls else draft.find(self._forbidden, before)
         if stop is not None:
+            self._stopped_by_string = True
             self._end("stop", stop)
         elif (draft.constraint is not None and draft.constraint.finished) or parser.repeated_call:
             self._end("stop", None)
@@ -197,7 +233,8 @@ class AnswerPhase(Phase):
         return token.token
 
     def _end(self, reason: FinishReason, length: int | None) -> None:
-        self._show(self._draft.finish(length), final=True, cut=reason == "length")
+        cut = reason == "length" or (self._stopped_by_string and self._constraint is not None)
+        self._show(self._draft.finish(length), final=True, cut=cut)
         # An answer whose last call is complete is whole, even if a bound cut the tags behind it.
         called = bool(self.parser.calls) and self.parser.calls[-1].complete
         self._finish_reason = "tool_calls" if called else reason

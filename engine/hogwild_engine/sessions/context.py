@@ -16,6 +16,7 @@ from hogwild_engine.sessions.budget import STEP_MARGIN, Budget, SessionLimits
 from hogwild_engine.sessions.final_prompt import answer_constraint, final_prompt_text
 from hogwild_engine.sessions.pending_tokens import PendingTokens
 from hogwild_engine.step.sampling import ResolvedSampling
+from hogwild_engine.text.answer_check import AnswerCheck, warn_of_left_out
 from hogwild_engine.text.chat_template import ChatTemplate
 from hogwild_engine.text.prompt import Prompt, make_prompt
 
@@ -38,6 +39,8 @@ class SessionContext:
         final_text: the text of the final-answer prompt; empty for a single worker.
         final_prompt: the same as tokens.
         constraint: what the answer is held to; ``None`` for free text.
+        worker_constraint: what each paragraph is held to, at its start; each takes a fresh copy.
+        check: what neither holds, and is checked in finished text.
 
     Raises:
         PromptTooLongError: prompt and final-answer prompt leave no room for an answer.
@@ -69,8 +72,10 @@ class SessionContext:
             self.final_text = final_prompt_text(self.prompt.protocol, chat, request)
         self.final_prompt = chat.encode(self.final_text)
         self.constraint = answer_constraint(request, chat)
-        if request.worker_grammar is not None:  # a bad one is refused before the session waits
-            chat.grammars.compile(request.worker_grammar, request.max_steps)
+        self.check = AnswerCheck.of(request)
+        warn_of_left_out(request)
+        worker_grammar = request.worker_grammar
+        self.worker_constraint = worker_grammar and chat.grammars.compile(worker_grammar)
         self.budget = Budget(
             request,
             limits,

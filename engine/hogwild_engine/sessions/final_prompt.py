@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hogwild_engine.api.errors import RequestError, error_text
 from hogwild_engine.api.protocol import Protocol
 from hogwild_engine.api.request import Request
 from hogwild_engine.text.call_grammar import call_grammar
@@ -38,22 +37,16 @@ def answer_constraint(request: Request, chat: ChatTemplate) -> Constraint | None
     """Return the constraint that the request's grammar or tools put on its answer.
 
     Raises:
-        RequestError: a tool's schema cannot be written as JSON.
+        RequestError: no answer can fit it, or llguidance refuses it.
     """
-    budget, grammar = request.max_tokens, request.grammar
+    grammar = request.grammar
     if request.tools:
-        try:
-            grammar = call_grammar(
-                request.tools,
-                request.tool_choice,
-                chat.tool_format,
-                chat.to_lark,
-                budget,
-                parallel=request.parallel_tool_calls,
-                answer=grammar,
-            )
-        except (TypeError, OverflowError, RecursionError) as error:
-            wanted = "schemas that JSON can hold"
-            names = [tool["function"]["name"] for tool in request.tools]
-            raise RequestError(error_text("tools", wanted, names, str(error))) from error
-    return chat.grammars.compile(grammar, budget) if grammar else None
+        grammar = call_grammar(
+            request.tools,
+            request.tool_choice,
+            chat.tool_format,
+            chat.to_lark,
+            parallel=request.parallel_tool_calls,
+            answer=grammar,
+        )
+    return chat.grammars.compile(grammar) if grammar else None

@@ -263,9 +263,9 @@ class ParallelPhase(Team):
         request, chat, protocol = self._context.request, self._context.chat, self.protocol
         first = writer.num_sampled == 0
         writer.paragraph += 1
-        grammar = request.worker_grammar
-        forced = protocol.forced_prefix if grammar is None else ""
-        if first and grammar is None and not request.history:
+        constraint = self._context.worker_constraint
+        forced = protocol.forced_prefix if constraint is None else ""
+        if first and constraint is None and not request.history:
             forced += protocol.first_prefix_for(writer.number, writer.name)
         every = protocol.intervention_tokens
         if not first and every is not None and self._since_intervention >= every:
@@ -288,8 +288,8 @@ class ParallelPhase(Team):
             start=length if self.layout.moves_paragraphs else length + len(pending),
             base=length + len(tokens),
             watched=[*request.stop, *self._forbidden],
-            committed=not self._repeat_rule.active or grammar is not None,
-            constraint=grammar and chat.grammars.compile(grammar, request.max_steps),
+            committed=not self._repeat_rule.active or constraint is not None,
+            constraint=constraint and constraint.fresh(),
         )
         self._context.pending.append(writer.block, tokens, draft, samples=True)
         self._show(draft, draft.show())
@@ -300,6 +300,7 @@ class ParallelPhase(Team):
         writer = draft.writer
         ends_session = self.protocol.end_of_turn == "ends_session"
         if draft.constraint is not None:
+            draft.constraint.check_alive()
             self._end_paragraph(draft, len(draft.text), cut=True, is_last=True)
         elif self._repeat_rule.has_content(draft):
             if not ends_session and not self.layout.single_stream:
@@ -399,7 +400,12 @@ class ParallelPhase(Team):
 
     def _add_to_history(self, draft: Draft, length: int | None, *, complete: bool) -> None:
         draft.committed = True
+        is_cut = length is not None and length < len(draft.text)
         self._show(draft, draft.finish(length, closes_fence=True))
+        if draft.constraint is not None:
+            check = self._context.check.worker
+            fits = draft.constraint.may_end and not (check and check.problem(draft.shown))
+            complete = complete and fits and not is_cut
         writer, step = draft.writer, self._current_step
         paragraph = Paragraph(writer.name, writer.paragraph, draft.shown, complete, step=step)
         self.history.append(paragraph)

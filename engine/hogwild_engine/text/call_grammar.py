@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hogwild_engine.api.errors import require
+from hogwild_engine.api.errors import RequestError, error_text, require
 from hogwild_engine.api.grammar import Grammar
-from hogwild_engine.text.constraint import json_source
+from hogwild_engine.text.schema import GrammarSchema, grammar_schema
 from hogwild_engine.text.tool_format import ToolFormat, json_escaped
 
 MAX_CALLS = 16
@@ -25,7 +25,6 @@ def call_grammar(
     choice: str,
     form: ToolFormat,
     to_lark: Callable[[str], str],
-    budget: int,
     *,
     parallel: bool,
     answer: Grammar | None = None,
@@ -47,21 +46,20 @@ def call_grammar(
         choice: "auto", "any", "none", or the name of a tool.
         form: the format of calls.
         to_lark: makes a Lark expression of literal text; see `ChatTemplate.to_lark`.
-        budget: tokens that the answer may take.
         parallel: allow several calls.
         answer: constrains an answer without calls.
     """
     if choice == "none":
         return answer or Grammar.lark("\n".join(["start: TEXT", _text_rule(form)]))
-    functions = [tool["function"] for tool in tools]
-    if choice not in ("auto", "any"):
-        functions = [function for function in functions if function["name"] == choice]
+    functions = callable_functions(tools, choice)
+    if not functions:
+        return answer or Grammar.lark("\n".join(["start: TEXT", _text_rule(form)]))
     rules = [f"call: {' | '.join(f'call{number}' for number in range(len(functions)))}"]
     for number, function in enumerate(functions):
         name = json_escaped(function["name"])
         rules += [
             f"call{number}: {to_lark(name + form.between)} arguments{number}",
-            f"arguments{number}: %json {json_source(arguments_schema(function), budget)}",
+            f"arguments{number}: %json {arguments_schema(function).source}",
         ]
     calls = f"{to_lark(form.opening)} call {to_lark(form.closing)}"
     if parallel and form.separator is not None:
@@ -71,7 +69,7 @@ def call_grammar(
     if choice != "auto":
         return Grammar.lark("\n".join(["start: calls", *rules]))
     if answer is not None:
-        return Grammar.lark("\n".join(["start: calls | answer", _rule(answer, budget), *rules]))
+        return Grammar.lark("\n".join(["start: calls | answer", _rule(answer), *rules]))
     # Text may come before a call only if the call starts with a special token, written <[id]>:
     # a lexer cannot tell where free text would end otherwise.
     starts = ["TEXT", "TEXT? calls" if to_lark(form.opening).startswith("<[") else "calls"]
@@ -84,21 +82,60 @@ def call_grammar(
     )
 
 
-def _rule(answer: Grammar, budget: int) -> str:
-    if answer.kind == "json":
-        return f"answer: %json {json_source(json.loads(answer.text), budget)}"
-    fix = "leave the tools out, or ask for JSON"
-    require(answer.kind == "regex", "grammar", "JSON or a regex beside tools", answer.kind, fix)
-    slashed = re.sub(r"\\.|/", lambda found: _SLASH if found[0] == "/" else found[0], answer.text)
-    return f"answer: /{slashed}/"
+def callable_functions(tools: Sequence[Mapping[str, Any]], choice: str) -> list[Mapping[str, Any]]:
+    """Return the functions that may be called. One that no arguments fit is left out.
+
+    Args:
+        tools: the tools in OpenAI's format.
+        choice: see `call_grammar`.
+
+    Raises:
+        RequestError: a call is forced, and no arguments fit.
+    """
+    functions = [tool["function"] for tool in tools]
+    if choice not in ("auto", "any"):
+        functions = [function for function in functions if function["name"] == choice]
+    usable, refusals = [], []
+    for function in functions:
+        try:
+            arguments_schema(function)
+        except RequestError as error:
+            refusals.append(error)
+        else:
+            usable.append(function)
+    if refusals and not usable and choice != "auto":
+        raise refusals[0]
+    return usable
 
 
-def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, which is always that of an object."""
+def arguments_schema(function: Mapping[str, Any]) -> GrammarSchema:
+    """Return the schema of a tool's arguments, which is always that of an object.
+
+    Raises:
+        RequestError: the schema is invalid, or nothing fits it.
+    """
     schema = dict(function.get("parameters") or {})
     if not schema.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
         schema.update(type="object", properties=schema.get("properties") or {})
-    return schema
+    try:
+        return grammar_schema(json.dumps(schema))
+    except (TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
+        wanted = f"a schema for the arguments of {function['name']!r}"
+        raise RequestError(error_text("tools", wanted, function, str(error))) from error
+
+
+def _rule(answer: Grammar) -> str:
+    if answer.kind == "json":
+        return f"answer: %json {grammar_schema(answer.text).source}"
+    fix = "leave the tools out, or ask for JSON"
+    require(answer.kind == "regex", "grammar", "JSON or a regex beside tools", answer.kind, fix)
+    # A regular expression of Lark stands on one line between two slashes.
+    pattern = re.sub(r"\\.|[/\r\n]", _on_one_line, answer.text, flags=re.DOTALL)
+    return f"answer: /{pattern}/"
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return {"/": _SLASH, "\r": "\\r", "\n": "\\n"}.get(found[0][-1], found[0])
 
 
 class UntaggedCalls(NamedTuple):

@@ -5,7 +5,6 @@ llguidance is imported with the first grammar.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,10 @@ import torch
 
 from hogwild_engine.api.errors import RequestError, error_text
 from hogwild_engine.api.grammar import Grammar
-from hogwild_engine.text.schema import bound_schema
+from hogwild_engine.text.schema import grammar_schema
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
-
-# As chat templates print JSON in transformers, so that forced text looks like the prompt.
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Constraint:
@@ -35,17 +31,39 @@ class Constraint:
         self.matcher = matcher
         self.compiler = compiler
 
+    def fresh(self) -> Constraint:
+        """Return a constraint like this one that shares no state with it; nothing is compiled."""
+        return Constraint(self.matcher.deep_copy(), self.compiler)
+
     @property
     def finished(self) -> bool:
         """Whether the sequence is complete and no token may follow."""
         return self.matcher.is_stopped()
 
+    @property
+    def may_end(self) -> bool:
+        """Whether the sequence is complete; some more tokens may be allowed."""
+        return self.matcher.is_accepting()
+
+    def check_alive(self) -> None:
+        """Check that the sequence is complete or that a token may follow.
+
+        Raises:
+            RequestError: neither, as in the grammar ``"a" (/b/ & /c/)`` after "a".
+        """
+        if self.matcher.is_error():
+            reason = self.matcher.get_error().partition("\n")[0]
+            wanted = "a grammar whose texts can be finished"
+            raise RequestError(error_text("grammar", wanted, "no token that may come next", reason))
+
     def accept(self, token: int) -> None:
         """Advance the matcher by a token.
 
         Raises:
+            RequestError: no token could come next.
             RuntimeError: the grammar forbids the token, or exceeds llguidance's limits.
         """
+        self.check_alive()
         if not self.matcher.consume_token(token):
             raise RuntimeError(self.matcher.get_error().partition("\n")[0])
 
@@ -95,27 +113,28 @@ class GrammarCompiler:
         """Return the bytes of a token, which may be a part of a character."""
         return self._vocabulary.decode_bytes([token])
 
-    def compile(self, grammar: Grammar, budget: int) -> Constraint:
+    def compile(self, grammar: Grammar) -> Constraint:
         """Return the constraint of an empty sequence.
 
-        Args:
-            grammar: the grammar.
-            budget: tokens that the sequence may take; bounds the lengths in JSON schemas.
-
         Raises:
-            RequestError: llguidance refuses the grammar.
+            RequestError: llguidance refuses the grammar, or no text fits it.
         """
         from llguidance import LLMatcher
 
         wanted, text = "a grammar that llguidance understands", grammar.text[:200]
         try:
-            matcher = LLMatcher(self._vocabulary, _source(grammar, budget), log_level=0)
+            matcher = LLMatcher(self._vocabulary, _source(grammar), log_level=0)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise RequestError(error_text("grammar", wanted, text, str(error))) from error
         if matcher.is_error():
             reason = matcher.get_error().partition("\n")[0]
             raise RequestError(error_text("grammar", wanted, text, reason))
-        return Constraint(matcher, self)
+        constraint = Constraint(matcher, self)
+        first = constraint.fresh()
+        self.token_mask([first], self._vocabulary.vocab_size)
+        if first.matcher.is_error():
+            raise RequestError(error_text("grammar", "a grammar that some text fits", text))
+        return constraint
 
     def token_mask(self, constraints: Sequence[Constraint], vocab_size: int) -> torch.Tensor:
         """Return which tokens may come next, one row for each constraint. Boolean ``[R, V]``."""
@@ -132,19 +151,14 @@ class GrammarCompiler:
         return mask
 
 
-def _source(grammar: Grammar, budget: int) -> str:
+def _source(grammar: Grammar) -> str:
     from llguidance import LLMatcher
 
     if grammar.kind == "json":
-        return LLMatcher.grammar_from_json_schema(json_source(json.loads(grammar.text), budget))
+        return LLMatcher.grammar_from_json_schema(grammar_schema(grammar.text).source)
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
     return LLMatcher.grammar_from_lark(grammar.text)
-
-
-def json_source(schema: dict[str, Any], budget: int) -> str:
-    """Return the bounded schema as text for llguidance."""
-    return json.dumps({**bound_schema(schema, budget), "x-guidance": JSON_STYLE})
 
 
 def apply_token_mask(logits: torch.Tensor, constraints: Sequence[Constraint | None]) -> None:

@@ -121,7 +121,7 @@ class OutputParser:
         Args:
             text: the new text.
             final: no more text follows.
-            cut: a maximum length ended the answer.
+            cut: a maximum length, or a stop string in constrained text, ended the answer.
         """
         self._buffer += text
         self._final = final
