@@ -23,6 +23,7 @@ from hogwild_engine.api.errors import (
     require,
 )
 from hogwild_engine.api.events import Event, Failed
+from hogwild_engine.api.protocol import resolve
 from hogwild_engine.api.request import Request
 from hogwild_engine.cache.kv_cache import KVCache, LayerShape
 from hogwild_engine.handle import Handle
@@ -47,6 +48,9 @@ and new ones cost the next request some ten milliseconds.
 """
 
 _log = logging.getLogger(__name__)
+
+_MIN_PROSE_PARAMETERS = 10**9
+"""Models with fewer answer a team's rules instead of the task, in most runs of prose."""
 
 
 class Engine:
@@ -79,6 +83,7 @@ class Engine:
         self.tokenizer, self.chat = model.tokenizer, model.chat
         self.default_sampling = model.default_sampling
         self.sampling_source = model.sampling_source
+        self.num_parameters = model.num_parameters
         self.context_len, self.check_error = model.context_len, model.validation_error
         num_pages = pool_pages(config, model.shapes, model.context_len)
         self._cache = KVCache(
@@ -168,6 +173,20 @@ class Engine:
             self._submitted.append(session)
             self._wake.notify()
         return handle
+
+    def advice(self, request: Request) -> str | None:
+        """Return a sentence about a request that this model is too small for; ``None`` if it is
+        not.
+        """
+        if len(request.workers) == 1 or self.num_parameters >= _MIN_PROSE_PARAMETERS:
+            return None
+        if resolve(request.protocol, thinking=self.chat.thinking).paragraph_end == "fence":
+            return None
+        return (
+            f"{self.config.model} has {self.num_parameters / 1e6:.0f} million parameters, too few "
+            "for a team that writes prose: use a model with a billion or more, workers=1, or "
+            "protocol='code' for lists of functions"
+        )
 
     def describe_sampling(self) -> str:
         """Return one line: how calls sample that say nothing of it, and who states that."""

@@ -110,6 +110,8 @@ def show(
         shown: "answer", or "workers" too, on standard error. ``None``: a live view on a terminal,
             else the answer.
     """
+    if (advice := engine.advice(request)) and sys.stderr.isatty():
+        Console(stderr=True).print(f"Note: {advice}", style="yellow", markup=False)
     handle = engine.submit(request)
     try:
         with _view(request, as_json=as_json, shown=shown) as view:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from hogwild_engine.api.request import Request
 
 if TYPE_CHECKING:
     from hogwild_engine.engine import Engine, Handle
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,9 @@ def events(call: Call) -> Generator[Event]:
         HogwildError: a class of `hogwild_agents.langchain.errors`.
     """
     with translated():
-        handle = engines.REGISTRY.get(call.config).submit(call.request)
+        engine = engines.REGISTRY.get(call.config)
+        _advise(engine, call.request)
+        handle = engine.submit(call.request)
         with _served(handle, call.timeout_s, _start_timer):
             yield from handle
 
@@ -57,6 +62,7 @@ async def aevents(call: Call) -> AsyncGenerator[Event]:
     """
     with translated():
         engine = await engines.REGISTRY.aget(call.config)
+        _advise(engine, call.request)
         handle = await _submit(engine, call.request)
         with _served(handle, call.timeout_s, asyncio.get_running_loop().call_later):
             async for event in handle:

@@ -107,12 +107,14 @@ class Reply:
 
     def _answer_chunk(self, event: Event) -> AIMessageChunk | None:
         if isinstance(event, Token):
-            return self._chunk([self._delta(event.worker, event.paragraph, event.text)])
+            delta = self._delta(event.worker, event.paragraph, event.text)
+            return self._chunk([delta], event.worker)
         if isinstance(event, ParagraphFinished):
             paragraph = event.paragraph
             block = self._delta(paragraph.worker, paragraph.number, "")
-            block["extras"] = block.get("extras", {}) | {"index": event.index}
-            return self._chunk([block])
+            cut = {} if paragraph.complete else {"complete": False}
+            block["extras"] = block.get("extras", {}) | {"index": event.index} | cut
+            return self._chunk([block], paragraph.worker)
         if isinstance(event, ThoughtToken):
             self._thinks = True
             return self._chunk([_thought(event.text) | {"index": "lc_thought"}])
@@ -203,8 +205,9 @@ class Reply:
     def _has_blocks(self) -> bool:
         return self.is_team or self._thinks
 
-    def _chunk(self, content: str | list[str | Block]) -> AIMessageChunk:
-        return AIMessageChunk(content=content, response_metadata=self._origin())
+    def _chunk(self, content: str | list[str | Block], worker: str | None = None) -> AIMessageChunk:
+        """Return a chunk; its name is the worker's who wrote it. Merged chunks have no name."""
+        return AIMessageChunk(content=content, name=worker, response_metadata=self._origin())
 
     def _delta(self, worker: str, number: int, text: str) -> Block:
         """Return a delta. Merging concatenates equal keys, so ``extras`` is sent only once."""
@@ -217,7 +220,8 @@ class Reply:
 
     def _whole(self, paragraph: Paragraph, place: int) -> Block:
         worker, number = paragraph.worker, paragraph.number
-        extras = {"worker": worker, "paragraph": number, "index": place}
+        extras: dict[str, Any] = {"worker": worker, "paragraph": number, "index": place}
+        extras |= {} if paragraph.complete else {"complete": False}
         return self._block(worker, number, paragraph.text) | {"extras": extras}
 
     def _block(self, worker: str, number: int, text: str) -> Block:
@@ -244,8 +248,13 @@ class Reply:
             "steps": finished.usage.steps,
             "paragraphs": [asdict(paragraph) for paragraph in finished.paragraphs],
             "seed": finished.seed,
+            "sampling": finished.sampling,
             "workers": {
-                name: {"tokens": count, "end": finished.ends.get(name)}
+                name: {
+                    "tokens": count,
+                    "end": finished.ends.get(name),
+                    "step": finished.end_steps.get(name),
+                }
                 for name, count in finished.usage.worker_tokens.items()
             },
         }

@@ -12,7 +12,7 @@ from langchain_core.runnables.config import ensure_config
 from hogwild_agents.langchain.chat_model import ChatHogwild
 from hogwild_agents.langchain.errors import translated
 from hogwild_agents.langchain.messages import to_messages
-from hogwild_agents.langgraph.runs import Runs
+from hogwild_agents.langgraph.runs import Runs, paragraph_metadata
 from hogwild_engine.api.errors import require
 
 OutputMode = Literal["last_message", "full_history", "last"]
@@ -113,7 +113,12 @@ def _paragraphs(answer: AIMessage) -> list[AIMessage]:
     """Return the paragraphs that an answer holds as reasoning blocks, as messages."""
     blocks = [block for block in answer.content if isinstance(block, dict)]
     return [
-        AIMessage(block.get("reasoning", ""), id=block.get("id"), name=block["extras"]["worker"])
+        AIMessage(
+            block.get("reasoning", ""),
+            id=block.get("id"),
+            name=block["extras"]["worker"],
+            response_metadata=paragraph_metadata(block["extras"].get("complete", True)),
+        )
         for block in blocks
         if block.get("type") == "reasoning" and "worker" in block.get("extras", {})
     ]

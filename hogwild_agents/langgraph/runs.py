@@ -148,7 +148,9 @@ class Runs:
             run = reply.paragraph_id(worker, number)
             yield from self._begin(run, worker)
             del self._drafts[run]
-            yield End(run, AIMessage(event.paragraph.text, id=run, name=worker))
+            about = paragraph_metadata(event.paragraph.complete)
+            message = AIMessage(event.paragraph.text, id=run, name=worker, response_metadata=about)
+            yield End(run, message)
         elif isinstance(event, Finished):
             # A draft without content never enters the history.
             for run, draft in self._drafts.items():
@@ -249,3 +251,8 @@ def _show(event: Event, runtime: Runtime | None) -> None:
         raise GraphDrained(runtime.drain_reason or "shutdown")
     runtime.heartbeat()
     runtime.stream_writer(event.as_dict())
+
+
+def paragraph_metadata(complete: bool) -> dict[str, str]:
+    """Return the metadata of a paragraph's message: "length" if the end of the steps cut it."""
+    return {"finish_reason": "stop" if complete else "length"}

@@ -48,6 +48,7 @@ class LoadedModel:
         chat: its chat template, which also holds the end-of-turn ids.
         default_sampling: what the model samples with unless a request says otherwise.
         sampling_source: who states it.
+        num_parameters: of the model as it came.
         validation_error: relative error of block-wise logits against a plain forward.
         backends: attend over the cache, one a layer.
     """
@@ -60,6 +61,7 @@ class LoadedModel:
     chat: ChatTemplate
     default_sampling: SamplingParams
     sampling_source: str
+    num_parameters: int
     validation_error: float
     backends: list[AttentionBackend]
 
@@ -90,6 +92,7 @@ def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> Lo
     _log.info("reading the weights")
     model, tokenizer = pretrained or load_pretrained(config)
     generation = model.generation_config
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     chat = ChatTemplate(tokenizer, config.model, end_tokens(generation, tokenizer))
     _log.info("comparing logits with transformers'")
     ids = validation.validation_ids(chat, model.config.get_text_config().vocab_size)
@@ -124,6 +127,7 @@ def load_model(config: EngineConfig, pretrained: Pretrained | None = None) -> Lo
         chat=chat,
         default_sampling=default_sampling(generation),
         sampling_source=sampling_source(generation),
+        num_parameters=num_parameters,
         validation_error=error,
         backends=backends,
     )
