@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from hogwild_agents.langchain import engines
@@ -67,6 +68,17 @@ async def aevents(call: Call) -> AsyncGenerator[Event]:
         with _served(handle, call.timeout_s, asyncio.get_running_loop().call_later):
             async for event in handle:
                 yield event
+
+
+def _advise(engine: Engine, request: Request) -> None:
+    """Log once that the model is too small for what the request asks, if it is."""
+    if advice := engine.advice(request):
+        _warn_once(advice)
+
+
+@cache
+def _warn_once(advice: str) -> None:
+    _log.warning(advice)
 
 
 async def _submit(engine: Engine, request: Request) -> Handle:
