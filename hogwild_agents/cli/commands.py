@@ -27,7 +27,7 @@ USAGE = """Several workers of one model write one answer at the same time, over 
 Examples:
   hogwild demo
   hogwild run "Write Python functions: is_even(n), is_odd(n)." --protocol code --answer join
-  echo "Write Python functions: add(a, b), subtract(a, b)." | hogwild run - --protocol code --json
+  echo "Write Python functions: is_zero(n), is_one(n)." | hogwild run - --protocol code --json
   hogwild bench --context 512,2048 --workers 1,4
 
 \b
