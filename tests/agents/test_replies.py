@@ -62,7 +62,8 @@ def test_a_message_holds_paragraphs_in_history_order_and_then_the_answer() -> No
         "extras": {"worker": "Bob", "paragraph": 1, "index": 0},
     }
     assert second["type"] == "reasoning"
-    assert second.get("extras") == {"worker": "Alice", "paragraph": 1, "index": 1}
+    extras = {"worker": "Alice", "paragraph": 1, "index": 1, "complete": False}
+    assert second.get("extras") == extras
     assert answer == {"type": "text", "text": "It is."}
 
 
@@ -80,6 +81,23 @@ def test_merged_chunks_stand_in_order_of_beginning_and_tell_their_place() -> Non
     assert [b.get("extras", {})["worker"] for b in paragraphs] == ["Alice", "Bob"]
     assert [b.get("extras", {})["index"] for b in paragraphs] == [1, 0]
     assert answer["type"] == "text"
+
+
+def test_every_chunk_of_a_paragraph_bears_its_workers_name() -> None:
+    shown = chunks(reply())
+    assert all(
+        chunk.name == (chunk.content_blocks[0].get("id") or "").split("-")[1].capitalize()
+        for chunk in shown
+        if chunk.content_blocks and chunk.content_blocks[0]["type"] == "reasoning"
+    )
+    assert {chunk.name for chunk in shown} == {"Alice", "Bob", None}
+    assert merged(shown).name is None
+
+
+def test_the_metadata_says_when_each_worker_stopped_and_how_it_sampled() -> None:
+    about = reply().message(FINISHED).response_metadata
+    assert about["workers"]["Bob"].keys() == {"tokens", "end", "step"}
+    assert about["sampling"] == FINISHED.sampling
 
 
 def test_every_worker_token_is_a_chunk_of_its_own() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -149,7 +150,10 @@ def load_file(
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", tokenizer_from_pretrained)
     monkeypatch.setenv("HOGWILD_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "model.gguf"
-    file.touch()
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
 
     def load_once() -> tuple[Any, bool]:
         converted.clear()
