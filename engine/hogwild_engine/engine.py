@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hogwild_engine.advice import describe_sampling, size_advice
 from hogwild_engine.api.config import EngineConfig
 from hogwild_engine.api.errors import (
     EngineClosedError,
@@ -49,9 +50,6 @@ and new ones cost the next request some ten milliseconds.
 
 _log = logging.getLogger(__name__)
 
-_MIN_PROSE_PARAMETERS = 10**9
-"""Models with fewer answer a team's rules instead of the task, in most runs of prose."""
-
 
 class Engine:
     """Decodes any number of sessions in the same forward steps of one model.
@@ -82,8 +80,8 @@ class Engine:
         model = run_in_fresh_thread(lambda: load_model(config, loaded))
         self.tokenizer, self.chat = model.tokenizer, model.chat
         self.default_sampling = model.default_sampling
-        self.sampling_source = model.sampling_source
-        self.num_parameters = model.num_parameters
+        self._sampling_source = model.sampling_source
+        self._num_parameters = model.num_parameters
         self.context_len, self.check_error = model.context_len, model.validation_error
         num_pages = pool_pages(config, model.shapes, model.context_len)
         self._cache = KVCache(
@@ -175,28 +173,19 @@ class Engine:
         return handle
 
     def advice(self, request: Request) -> str | None:
-        """Return a sentence about a request that this model is too small for; ``None`` if it is
-        not.
+        """Return a sentence about a request that this model is too small for, else ``None``.
+
+        Raises:
+            ConfigError: the request names no protocol.
         """
-        if len(request.workers) == 1 or self.num_parameters >= _MIN_PROSE_PARAMETERS:
+        if len(request.workers) == 1:
             return None
-        if resolve(request.protocol, thinking=self.chat.thinking).paragraph_end == "fence":
-            return None
-        return (
-            f"{self.config.model} has {self.num_parameters / 1e6:.0f} million parameters, too few "
-            "for a team that writes prose: use a model with a billion or more, workers=1, or "
-            "protocol='code' for lists of functions"
-        )
+        protocol = resolve(request.protocol, thinking=self.chat.thinking)
+        return size_advice(self.config.model, self._num_parameters, protocol)
 
     def describe_sampling(self) -> str:
         """Return one line: how calls sample that say nothing of it, and who states that."""
-        default = self.default_sampling
-        if not default.temperature:
-            settings = "greedy"
-        else:
-            names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-            settings = ", ".join(f"{name} {getattr(default, name):g}" for name in names)
-        return f"sampling unless a call sets it: {settings} ({self.sampling_source})"
+        return describe_sampling(self.default_sampling, self._sampling_source)
 
     def stats(self) -> EngineStats:
         """Return the engine's numbers of this moment."""

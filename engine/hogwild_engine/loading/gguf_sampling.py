@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hogwild_engine.loading.gguf_metadata import metadata
+
 _KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_p": "top_p",
@@ -34,8 +36,5 @@ def set_sampling(generation: Any, file: Path) -> None:
 
 def stated_sampling(file: Path) -> dict[str, float | int]:
     """Return the settings that llama.cpp's ``general.sampling`` keys state, by our names."""
-    from gguf import GGUFReader
-
-    fields = GGUFReader(file).fields
-    found = {ours: fields[key].contents() for key, ours in _KEYS.items() if key in fields}
+    found = {_KEYS[key]: value for key, value in metadata(file) if key in _KEYS}
     return {name: int(value) if name == "top_k" else float(value) for name, value in found.items()}

@@ -10,18 +10,11 @@ import json
 import struct
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hogwild_engine.api.config import EngineConfig
+from hogwild_engine.loading.gguf_metadata import metadata
 from hogwild_engine.loading.source import locate
-
-_CONTEXT_KEY = ".context_length"
-_STRING, _ARRAY = 8, 9
-_MAX_STRING = 1 << 24
-# GGUF's value types that have one size, by their number.
-_FORMATS: dict[int, str] = dict(
-    zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True)
-)
 
 
 def stated_context(config: EngineConfig) -> int | None:
@@ -50,16 +43,9 @@ def stated_context(config: EngineConfig) -> int | None:
 def _read(file: Path, _changed_ns: int) -> int | None:
     try:
         if file.suffix == ".gguf":
-            with file.open("rb") as stream:
-                return _from_gguf(stream)
+            return _from_gguf(file)
         return _from_config(json.loads(file.read_text("utf-8")))
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        struct.error,
-    ):  # loading will say what is wrong
+    except (OSError, ValueError, KeyError, TypeError, struct.error):  # loading says what is wrong
         return None
 
 
@@ -77,35 +63,8 @@ def _from_config(config: Any) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def _from_gguf(stream: BinaryIO) -> int | None:
-    """Read a GGUF header up to the context length, which stands before the long vocabulary.
-
-    Layout: magic, version, number of tensors, number of pairs; then pairs of key, type and value.
-    """
-    magic, _, _, pairs = struct.unpack("<4sIQQ", stream.read(24))
-    if magic != b"GGUF":
-        return None
-    for _ in range(pairs):
-        key = _string(stream)
-        (kind,) = struct.unpack("<I", stream.read(4))
-        value = _value(stream, kind)
-        if key.endswith(_CONTEXT_KEY.encode()) and isinstance(value, int):
-            return value
-    return None
-
-
-def _value(stream: BinaryIO, kind: int) -> Any:
-    if kind == _STRING:
-        return _string(stream)
-    if kind == _ARRAY:
-        member, count = struct.unpack("<IQ", stream.read(12))
-        return [_value(stream, member) for _ in range(count)]
-    form = "<" + _FORMATS[kind]
-    return struct.unpack(form, stream.read(struct.calcsize(form)))[0]
-
-
-def _string(stream: BinaryIO) -> bytes:
-    (size,) = struct.unpack("<Q", stream.read(8))
-    if size > _MAX_STRING:
-        raise ValueError(f"a string of {size} bytes in a GGUF header")
-    return stream.read(size)
+def _from_gguf(file: Path) -> int | None:
+    """Read the context length, which stands before the long vocabulary."""
+    lengths = (value for key, value in metadata(file) if key.endswith(".context_length"))
+    length = next(lengths, None)
+    return length if isinstance(length, int) else None

@@ -20,8 +20,8 @@ from hogwild_engine.sessions.answer import AnswerPhase
 from hogwild_engine.sessions.context import SessionContext
 from hogwild_engine.sessions.phase import FinishedPhase, Phase, Team
 from hogwild_engine.sessions.repeats import RepeatRule
+from hogwild_engine.sessions.team_blocks import TeamBlocks
 from hogwild_engine.sessions.writer import Draft, Writer
-from hogwild_engine.step.batch import view_len
 from hogwild_engine.step.sampling import SampledToken
 from hogwild_engine.text import paragraphs
 from hogwild_engine.text.joining import join_paragraphs
@@ -78,6 +78,7 @@ class ParallelPhase(Team):
         self.shared: SharedBlocks[Block] = SharedBlocks(context.common)
         if self.layout.has_headers:
             self.shared = self._write_headers()
+        self._team = TeamBlocks(self.layout, self.shared, self.writers)
         self._start_workers()
         self._check_budget()
 
@@ -101,7 +102,7 @@ class ParallelPhase(Team):
         context = self._context
         self._usage_at_end = {
             "stored_tokens": sum(map(len, self.blocks)),
-            "private_tokens": sum(view_len(self._view_of(w)) for w in self.writers),
+            "private_tokens": self._team.private_len(),
         }
         self._close()
         if context.request.answer == "write":
@@ -115,33 +116,19 @@ class ParallelPhase(Team):
 
     @property
     def blocks(self) -> list[Block]:
-        own = [writer.block for writer in self.writers]
-        blocks = [*(block for block in self.shared if block is not None), *own]
-        return list({id(block): block for block in blocks}.values())
+        return self._team.all
 
     def view(self, block: Block, draft: Draft | None) -> list[Block]:
-        common = self.shared.common
-        if block is common:
-            return [common]
-        if draft is None:  # a header, or the end of a closed paragraph
-            return [common, block]
-        return self._view_of(draft.writer)
-
-    def _view_of(self, writer: Writer) -> list[Block]:
-        others = [w.block for w in self.writers if w is not writer and len(w.block)]
-        return self.layout.view(self.shared, others, writer.block)
+        return self._team.view(block, draft)
 
     def answer_context(self) -> list[Block]:
-        written = [writer.block for writer in self.writers if len(writer.block)]
-        if self.layout.single_stream:
-            written = written[:1]
-        return self.layout.answer_context(self.shared, written)
+        return self._team.answer_context()
 
     def unpublished(self) -> Collection[Block]:
         interval = self._context.request.sync_interval
         if self.layout.single_stream or (interval is not None and self.step % interval == 0):
             return ()
-        return [writer.block for writer in self.writers]
+        return self._team.own
 
     def banned(self, draft: Draft) -> Collection[int]:
         """Ids of special tokens, which a worker must not sample, and ids that a rewind banned."""
@@ -174,30 +161,15 @@ class ParallelPhase(Team):
 
     def _check_budget(self) -> None:
         """End the phase when its steps are spent, or another step would leave no room."""
-        request, own = self._context.request, [writer.block for writer in self.writers]
+        request, team = self._context.request, self._team
         if self.over:
             return
         spent = self.step >= request.max_steps
-        full = not self._context.budget.fits_step(self._longest_view(), self.blocks, own)
+        longest = team.longest_view(answers=request.answer == "write")
+        full = not self._context.budget.fits_step(longest, team.all, team.own)
         if spent or full:
             self._stopped, self._end_reason = True, "length"
             self.cut_short = full or request.answer == "join"
-
-    def _longest_view(self) -> int:
-        """Return a bound on the tokens of any view: a worker's, and the final answer's.
-
-        Lengths add up to it, so that no view is made only to be measured.
-        """
-        common, others_header, after_other, own_header = (
-            0 if block is None else len(block) for block in self.shared
-        )
-        own = [len(writer.block) for writer in self.writers]
-        if self.layout.single_stream:
-            return common + own[0]
-        if self._context.request.answer == "join" and not self.layout.shows_open_text:
-            return common + max(own)
-        separators = max(len(own) * after_other, (len(own) - 2) * after_other + own_header)
-        return common + others_header + separators + sum(own)
 
     def _append(self, draft: Draft, token: SampledToken) -> None:
         """Append a sampled token; act on an end of turn, stop string, repeat or paragraph end."""
@@ -245,8 +217,7 @@ class ParallelPhase(Team):
             self._go_on(draft, token.token)
 
     def _go_on(self, draft: Draft, token: int) -> None:
-        self._show(draft, draft.show())
-        self._show_draft(draft)
+        self._show(draft)
         self._context.pending.append(draft.writer.block, [token], draft, samples=True)
 
     # Paragraphs
@@ -292,8 +263,7 @@ class ParallelPhase(Team):
             constraint=constraint and constraint.fresh(),
         )
         self._context.pending.append(writer.block, tokens, draft, samples=True)
-        self._show(draft, draft.show())
-        self._show_draft(draft)
+        self._show(draft)
 
     def _end_turn(self, draft: Draft, token: SampledToken) -> None:
         """Act on an end-of-turn token, which ends a paragraph, a worker or the session."""
@@ -401,7 +371,7 @@ class ParallelPhase(Team):
     def _add_to_history(self, draft: Draft, length: int | None, *, complete: bool) -> None:
         draft.committed = True
         is_cut = length is not None and length < len(draft.text)
-        self._show(draft, draft.finish(length, closes_fence=True))
+        self._tell(events.Token, draft, draft.finish(length, closes_fence=True))
         if draft.constraint is not None:
             check = self._context.check.worker
             fits = draft.constraint.may_end and not (check and check.problem(draft.shown))
@@ -417,7 +387,7 @@ class ParallelPhase(Team):
             return
         draft, writer.draft, writer.done = writer.draft, None, True
         if draft is not None and not self.layout.single_stream and not self._in_history(writer):
-            self._drop_draft(draft)
+            self._tell(events.DraftDropped, draft, draft.drop_draft())
             self._context.pending.drop(writer.block, draft.start)
             writer.block.truncate(draft.start)
         self.ends[writer.name] = reason
@@ -499,10 +469,10 @@ class ParallelPhase(Team):
         if not self._repeat_rule.allows_rewind(draft):
             self._retire(draft.writer, "repeats")
             return
-        self._drop_draft(draft)
+        self._tell(events.DraftDropped, draft, draft.drop_draft())
         token = draft.rewind(keep)
         self._context.pending.append(draft.writer.block, [token], draft, samples=True)
-        self._show_draft(draft)
+        self._show(draft)
 
     # Events
 
@@ -511,22 +481,17 @@ class ParallelPhase(Team):
         """The step that is being worked on; the last one once the phase is closed."""
         return self.step if self._closed else self.step + 1
 
-    def _show(self, draft: Draft, text: str) -> None:
+    def _show(self, draft: Draft) -> None:
+        """Tell what stands of the paragraph, then what follows and may still be rewound."""
+        self._tell(events.Token, draft, draft.show())
+        self._tell(events.DraftToken, draft, draft.show_draft())
+
+    def _tell(
+        self,
+        kind: type[events.Token | events.DraftToken | events.DraftDropped],
+        draft: Draft,
+        text: str,
+    ) -> None:
         if text:
             writer = draft.writer
-            event = events.Token(self._current_step, writer.name, writer.paragraph, text)
-            self._context.emit(event)
-
-    def _show_draft(self, draft: Draft) -> None:
-        if text := draft.show_draft():
-            writer = draft.writer
-            self._context.emit(
-                events.DraftToken(self._current_step, writer.name, writer.paragraph, text)
-            )
-
-    def _drop_draft(self, draft: Draft) -> None:
-        if text := draft.drop_draft():
-            writer = draft.writer
-            self._context.emit(
-                events.DraftDropped(self._current_step, writer.name, writer.paragraph, text)
-            )
+            self._context.emit(kind(self._current_step, writer.name, writer.paragraph, text))
