@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from langchain_core.messages import AIMessage, AIMessageChunk
@@ -272,6 +272,18 @@ class Reply:
             input_token_details={"cache_read": usage.cached_tokens},
             output_token_details={"reasoning": thought},
         )
+
+
+class Observer(Protocol):
+    """Sees the events of a call before they become parts of its message."""
+
+    def see(self, event: Event, reply: Reply) -> None:
+        """Take an event in."""
+        ...
+
+    async def asee(self, event: Event, reply: Reply) -> None:
+        """Do as `see` in a coroutine."""
+        ...
 
 
 def _thought(text: str) -> Block:
