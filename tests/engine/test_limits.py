@@ -16,6 +16,7 @@ from hogwild_engine.api.events import Finished, Paragraph
 from hogwild_engine.api.layout import LAYOUTS, LayoutName
 from hogwild_engine.api.protocol import CODE, INSTRUCT, PAPER
 from hogwild_engine.cache.block import Block
+from hogwild_engine.loading.memory import return_freed_memory
 from hogwild_engine.loading.pretrained import Pretrained
 from hogwild_engine.sessions.budget import SessionLimits
 from hogwild_engine.sessions.context import SessionContext, _max_step_tokens
