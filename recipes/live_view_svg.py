@@ -2,9 +2,8 @@
 
     python recipes/live_view_svg.py
 
-Two workers of the embedded model write the functions of ``hogwild demo``. Text is shown as soon as
-it is sampled; the ``code`` preset would hold a paragraph back for as long as it may be rewound.
-The picture is what the terminal shows when both workers are in the middle of their second function.
+Two workers of the embedded model write the functions of ``hogwild demo``. The picture is what the
+terminal shows when both workers are in the middle of their second function.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import io
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -29,7 +27,6 @@ from hogwild_agents.cli.session_state import SessionState
 from hogwild_agents.cli.terminal import silence_libraries
 from hogwild_agents.cli.view import titled
 from hogwild_engine.api.events import Paragraph, ParagraphFinished
-from hogwild_engine.api.protocol import CODE
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "live_view.svg"
 WORKERS = [worker.name for worker in REQUEST.workers]
@@ -47,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def both_write_their_second_function(state: SessionState) -> bool:
-    return all(w.number == 2 and "return" in w.text for w in state.workers.values())
+    return all(w.number == 2 and "return" in w.shown for w in state.workers.values())
 
 
 def run_until(reached: Callable[[SessionState], bool]) -> tuple[SessionState, list[Paragraph]]:
@@ -56,8 +53,7 @@ def run_until(reached: Callable[[SessionState], bool]) -> tuple[SessionState, li
 
     state, history = SessionState(WORKERS), list[Paragraph]()
     with Engine(CONFIG) as engine:
-        request = replace(REQUEST, protocol=replace(CODE, max_repeats=None))
-        for event in engine.submit(request):
+        for event in engine.submit(REQUEST):
             state.apply(event)
             if isinstance(event, ParagraphFinished):
                 history.append(event.paragraph)
